@@ -1,0 +1,49 @@
+# `make demo` shows the exporter on a bundled incident, `make test` checks everything; both set up what they need.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint format check-docs metrics-docs system-tools clean
+
+demo: .venv/installed
+	$(BIN)/python examples/demo.py
+
+# pytest comes last, so that its closing line is the last one.
+test: lint check-docs system-tools
+	$(BIN)/pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+check-docs: .venv/installed-dev
+	$(BIN)/python -m fr_exporter.metrics.docs --check docs/metrics.md
+
+metrics-docs: .venv/installed-dev
+	$(BIN)/python -m fr_exporter.metrics.docs docs/metrics.md
+
+system-tools:
+	tools/install-system-tools.sh
+
+clean:
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/installed-dev: pyproject.toml | .venv/bin/pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
