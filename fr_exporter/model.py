@@ -1,0 +1,167 @@
+"""What one dump says, and which dumps belong together: plain frozen values.
+
+Ranks are global unless a name says group rank. Times are integers, nanoseconds since the epoch; `None` is unknown.
+Sequence IDs count from 1 per process group; a counter of `None` means that nothing was counted yet, or that the dump
+does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["collective", "p2p"]
+Scope = Literal["job", "node"]
+
+
+def members_digest(ranks: Iterable[int]) -> str:
+    """Return 12 hex digits that stand for a member list; equal lists give equal digits in every process."""
+    return sha256(",".join(map(str, ranks)).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A process group: a name and its members. The same name with other members is another group.
+
+    `ranks` are global ranks in group-rank order as written, or None where the dump does not list them. Two groups are
+    equal when their `key` is: comparing 16,384 members for every call would cost ranks times ranks.
+    """
+
+    key: str
+    name: str = field(compare=False)
+    desc: str = field(compare=False)
+    ranks: tuple[int, ...] | None = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, name: str, desc: str, ranks: tuple[int, ...] | None, digest: str | None = None) -> ProcessGroup:
+        """Build a group; pass `digest` (from `members_digest`) where it is known already."""
+        if digest is None:
+            digest = "" if ranks is None else members_digest(ranks)
+        return cls(key=f"{name}#{digest}", name=name, desc=desc, ranks=ranks)
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One stack frame of the Python code that issued a call, as the recorder wrote it."""
+
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
+class Operation(msgspec.Struct, frozen=True, gc=False):
+    """One recorded call of one rank.
+
+    A Struct and not a dataclass: a job leaves hundreds of thousands of these, and a frozen dataclass costs seventeen
+    times as much to build (docs/performance.md).
+
+    `operation` holds no peers (`nccl:send`); `source` and `destination` are **group** ranks of a send or recv, None
+    where unknown. Sizes are shapes, one a tensor. `frames` are kept only for calls that may be shown.
+    """
+
+    record_id: int
+    group: ProcessGroup
+    kind: Kind
+    collective_seq_id: int
+    p2p_seq_id: int
+    operation: str
+    source: int | None
+    destination: int | None
+    input_sizes: tuple[tuple[int, ...], ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    output_dtypes: tuple[str, ...]
+    state: str
+    retired: bool
+    issued_ns: int | None
+    started_ns: int | None
+    completed_ns: int | None
+    timeout_ms: int | None
+    frames: tuple[Frame, ...]
+
+    @property
+    def seq_id(self) -> int:
+        """The sequence ID that counts this kind of call in its group."""
+        return self.p2p_seq_id if self.kind == "p2p" else self.collective_seq_id
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """The counters of `pg_status` for one group on one rank; None where they read -1 or are absent.
+
+    In a group used for send/recv these are the counters of its last call of either kind, and do not compare between
+    ranks.
+    """
+
+    group: ProcessGroup
+    last_enqueued: int | None
+    last_started: int | None
+    last_completed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFile:
+    """A file that may hold a dump: its path, the rank and host its name gives, and what `stat` said."""
+
+    path: str
+    rank: int
+    node: str | None
+    mtime_ns: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankDump:
+    """What one rank's dump says.
+
+    `operations` are in the order the rank issued them (`record_id`). `dump_time_ns` is the file's mtime.
+    `health` maps a device (`gpu`, `nic`) to its status word. `has_counters` is False where the writer keeps no
+    `pg_status` at all (before torch 2.5, torchcomms).
+    """
+
+    rank: int
+    node: str | None
+    source: str
+    version: str
+    comm_lib_version: str | None
+    groups: tuple[ProcessGroup, ...]
+    progress: tuple[GroupProgress, ...]
+    operations: tuple[Operation, ...]
+    health: Mapping[str, str]
+    dump_time_ns: int | None
+    has_counters: bool = True
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableFile:
+    """A file that gave no dump, and why, in one line. `result` is `partial`, `rejected` or `unreadable`."""
+
+    file: str
+    rank: int | None
+    error: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSet:
+    """The dumps of one incident, and what is known of the ranks without one.
+
+    `dumps` maps rank to its usable dump. `world_size` None means: take it from the dumps' groups.
+    `pending` ranks may still write; `stale` ones left only files of an earlier time. Every other expected rank without
+    a dump is missing. `seen_ranks` are ranks that ever dumped here; with scope `node` all others are remote.
+    """
+
+    training_job: str
+    source: str
+    scope: Scope
+    dumps: Mapping[int, RankDump]
+    world_size: int | None = None
+    partial: bool = False
+    stale: frozenset[int] = frozenset()
+    seen_ranks: frozenset[int] = frozenset()
+    unreadable: tuple[UnreadableFile, ...] = ()
+    warnings: tuple[str, ...] = ()
