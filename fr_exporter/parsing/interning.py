@@ -1,0 +1,99 @@
+"""What the dumps of one job repeat, kept once.
+
+Every rank repeats the full member list of each of its groups: 16,384 ranks of a default group write 16,384 times
+16,384 numbers. Each distinct list is parsed once and shared.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from fr_exporter.errors import MalformedDump, RejectedDump
+from fr_exporter.model import Frame, ProcessGroup, members_digest
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+# Hostile files could fill the tables without end; a real job stays far below this.
+_MAX_ENTRIES = 200_000
+
+_P2P_NAME = re.compile(r"(.*\b(?:send|recv)) (\d{1,9}|\?)(->|<-)(\d{1,9}|\?)")
+
+
+class CallName(NamedTuple):
+    """A profiling name taken apart; `source` and `destination` are group ranks, None where not told.
+
+    `is_closing` marks the entry that closes a coalesced batch.
+    """
+
+    operation: str
+    is_p2p: bool
+    is_closing: bool
+    source: int | None
+    destination: int | None
+
+
+class Interning:
+    """Tables from what a dump writes to the one value that stands for it."""
+
+    def __init__(self, max_ranks: int) -> None:
+        """Refuse member lists that name ranks from `max_ranks` on."""
+        self._max_ranks = max_ranks
+        self._members: dict[str | tuple[int, ...], tuple[tuple[int, ...], str]] = {}
+        self._groups: dict[tuple[str, str, str], ProcessGroup] = {}
+        self._names: dict[str, CallName] = {}
+        self._frames: dict[Frame, Frame] = {}
+
+    def group(self, name: str, desc: str, members: str | tuple[int, ...] | None) -> ProcessGroup:
+        """Return the group of this name and member list, as written (`"[0, 1]"`) or as a tuple."""
+        ranks, digest = (None, "") if members is None else self._parse_members(members)
+        key = (name, desc, digest)
+        group = self._groups.get(key)
+        if group is None:
+            group = _remember(self._groups, key, ProcessGroup.of(name, desc, ranks, digest))
+        return group
+
+    def call_name(self, profiling_name: str) -> CallName:
+        """Take `nccl:send 0->3` apart; other names stay whole."""
+        known = self._names.get(profiling_name)
+        return known if known is not None else _remember(self._names, profiling_name, _split(profiling_name))
+
+    def frame(self, frame: Frame) -> Frame:
+        """Return the one frame that equals this one."""
+        known = self._frames.get(frame)
+        return known if known is not None else _remember(self._frames, frame, frame)
+
+    def _parse_members(self, members: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+        known = self._members.get(members)
+        if known is not None:
+            return known
+        try:
+            ranks = msgspec.json.decode(members, type=tuple[int, ...]) if isinstance(members, str) else members
+        except msgspec.MsgspecError:
+            raise MalformedDump(f"not a dump: pg_config has the member list {members[:40]!r}") from None
+        if ranks and not 0 <= min(ranks) <= max(ranks) < self._max_ranks:
+            raise RejectedDump(f"refused: pg_config names ranks outside 0 to {self._max_ranks - 1} (limits.max_ranks)")
+        if len(set(ranks)) != len(ranks):
+            raise MalformedDump("not a dump: pg_config lists a rank twice in one group")
+        return _remember(self._members, members, (ranks, members_digest(ranks)))
+
+
+def _split(profiling_name: str) -> CallName:
+    match = _P2P_NAME.fullmatch(profiling_name)
+    if match is None:
+        return CallName(profiling_name, False, profiling_name.endswith("coalesced"), None, None)
+    operation, own, arrow, peer = match.groups()
+    first = None if own == "?" else int(own)
+    second = None if peer == "?" else int(peer)
+    source, destination = (first, second) if arrow == "->" else (second, first)
+    return CallName(operation, True, False, source, destination)
+
+
+def _remember(table: dict[K, V], key: K, value: V) -> V:
+    if len(table) >= _MAX_ENTRIES:
+        table.clear()
+    table[key] = value
+    return value

@@ -1,0 +1,406 @@
+"""Plain data of any dump version -> `RankDump`.
+
+The wire types below name every key we read, with the type it must have; keys we do not know are passed over, so that a
+newer minor version still reads. Everything that differs between versions is dealt with here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+
+from fr_exporter.errors import MalformedDump, RejectedDump
+from fr_exporter.model import Frame, GroupProgress, Operation, ProcessGroup, RankDump
+from fr_exporter.parsing.interning import Interning
+
+KNOWN_MAJORS = (1, 2)
+NEWEST_KNOWN = (2, 10)
+# The bare list of torch 2.2 carries no version.
+LIST_VERSION = "1.0"
+
+_record_id = attrgetter("record_id")
+
+# Counters, times and ids fit in 64 bits; what does not would break whoever reads the result.
+_Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+_PLAIN_TYPES = frozenset({dict, list, tuple, str, int, float, bool, type(None)})
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class _Entry(msgspec.Struct, frozen=True, gc=False):
+    """One element of `entries`, of any version."""
+
+    profiling_name: str
+    record_id: _Int | None = None
+    pg_id: _Int | None = None
+    process_group: tuple[str, str] | None = None
+    collective_seq_id: _Int | None = None
+    seq_id: _Int | None = None
+    p2p_seq_id: _Int = 0
+    time_created_ns: _Int | None = None
+    time_created_us: _Int | None = None
+    time_discovered_started_ns: _Int | None = None
+    time_discovered_completed_ns: _Int | None = None
+    input_sizes: Shapes | None = ()
+    output_sizes: Shapes | None = ()
+    input_dtypes: tuple[str, ...] | None = ()
+    output_dtypes: tuple[str, ...] | None = ()
+    state: str = ""
+    retired: bool = False
+    timeout_ms: _Int | None = None
+    is_p2p: bool = False
+    frames: Any = None
+
+
+class _KnownEntry(_Entry, frozen=True, gc=False, forbid_unknown_fields=True):
+    """An entry with the keys of torch and no others, so that its types are checked as it is converted."""
+
+    op_id: _Int | None = None
+    duration_ms: float | None = None
+    thread_id: str | None = None
+    thread_name: str | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """One value of `pg_status`; the JSON form writes numbers as strings."""
+
+    last_enqueued_collective: _Int = -1
+    last_started_collective: _Int = -1
+    last_completed_collective: _Int = -1
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """One value of `pg_config`; version 1 writes the bare member list instead."""
+
+    desc: str = ""
+    ranks: str | tuple[int, ...] = ()
+
+
+class _Health(msgspec.Struct, frozen=True):
+    """One value of `health_check_results`."""
+
+    status: str = "unknown"
+
+
+class _Dump(msgspec.Struct, frozen=True):
+    """The top level."""
+
+    version: str
+    comm_lib_version: str | None = None
+    nccl_version: str | None = None
+    pg_config: dict[Any, Any] | None = None
+    pg_status: dict[Any, Any] | None = None
+    entries: list[Any] | None = None
+    health_check_results: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the file tells beside its content: rank and host from its name, its path, its mtime."""
+
+    rank: int
+    node: str | None
+    source: str
+    mtime_ns: int | None
+
+
+def to_rank_dump(data: object, origin: Origin, interning: Interning) -> RankDump:
+    """Return what the plain data of one dump says.
+
+    Raises:
+        MalformedDump: a key is missing or has another type than a dump's; the message names it.
+        RejectedDump: the version's major number is unknown, or something in it is no plain data.
+    """
+    if isinstance(data, (list, tuple)):
+        data = {"version": LIST_VERSION, "entries": data}
+    if not isinstance(data, dict):
+        raise MalformedDump(f"not a dump: holds a {type(data).__name__}, not a dict or list")
+    _refuse_other_types(value for key, value in data.items() if key != "entries")
+    try:
+        return _read(msgspec.convert(data, _Dump), origin, interning)
+    except msgspec.ValidationError as error:
+        raise MalformedDump(f"not a dump: {error}") from None
+
+
+def _read(raw: _Dump, origin: Origin, interning: Interning) -> RankDump:
+    warnings = _check_version(raw.version)
+    groups = _Groups(raw.pg_config or {}, interning)
+    entries = _in_issue_order(_entries(raw.entries or []))
+    operations = _operations(entries, groups, _Stacks(interning))
+    progress = _progress(raw.pg_status or {}, groups, warnings)
+    return RankDump(
+        rank=origin.rank,
+        node=origin.node,
+        source=origin.source,
+        version=raw.version,
+        comm_lib_version=raw.comm_lib_version or raw.nccl_version or None,
+        groups=groups.listed(),
+        progress=progress,
+        operations=operations,
+        health=_health(raw.health_check_results or {}),
+        dump_time_ns=origin.mtime_ns,
+        has_counters=bool(raw.pg_status),
+        warnings=tuple(warnings),
+    )
+
+
+def _refuse_other_types(values: Iterable[Any]) -> None:
+    """Refuse what no recorder writes: bytes, sets and the like, under any key."""
+    pending = list(values)
+    # A pickle can hold a list that holds itself, or one and the same list very often.
+    seen: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) not in _PLAIN_TYPES:
+            raise RejectedDump(f"refused: the file holds a {type(value).__name__}, a dump holds plain data only")
+        if isinstance(value, dict):
+            pending.extend(value.keys())
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
+
+
+def _entries(raw: list[Any]) -> Sequence[_Entry]:
+    try:
+        return msgspec.convert(raw, list[_KnownEntry])
+    except msgspec.ValidationError:
+        # Keys of a newer version, or something wrong: look at all of it, and read what we know.
+        _refuse_other_types(raw)
+        return msgspec.convert(raw, list[_Entry])
+
+
+def _check_version(text: str) -> list[str]:
+    """Return the warnings of this version; refuse an unknown major. Numbers compare as numbers: 2.10 is after 2.9."""
+    try:
+        version = tuple(int(part) for part in text.split("."))
+    except ValueError:
+        raise RejectedDump(f"refused: the dump has the version {text[:40]!r}, known are 1.x and 2.x") from None
+    if version[0] not in KNOWN_MAJORS:
+        raise RejectedDump(f"refused: the dump has version {text[:40]}, known are 1.x and 2.x")
+    if version > NEWEST_KNOWN:
+        return [f"dump version {text} is newer than any known here (2.10), read as 2.10"]
+    return []
+
+
+class _Groups:
+    """The groups of one dump: by name and desc as entries write them, and by rank-local id.
+
+    Before torch 2.4 entries have a local id only, and pg_config goes by it. Such a group takes its name from its
+    members, since the id of one and the same group differs between ranks.
+    """
+
+    def __init__(self, pg_config: Mapping[Any, Any], interning: Interning) -> None:
+        self.interning = interning
+        self.by_local_id: dict[int | None, ProcessGroup] = {}
+        self._configs = {str(name): _group_config(value) for name, value in pg_config.items()}
+        self._known: dict[tuple[str, str], ProcessGroup] = {}
+        self._descs: dict[str, str] = {}
+        self._names_by_id = _names_by_members(self._configs) if any(map(_is_bare, pg_config.values())) else {}
+
+    def of(self, entry: _Entry) -> ProcessGroup:
+        """Return the group of an entry; its members are unknown where pg_config lacks it."""
+        name = entry.process_group
+        group = self._known.get(name) if name is not None else self.by_local_id.get(entry.pg_id)
+        if group is None:
+            group = self.named(*(name or (str(entry.pg_id), "")))
+        self.by_local_id[entry.pg_id] = group
+        return group
+
+    def named(self, name: str, desc: str | None = None) -> ProcessGroup:
+        """Return a group of pg_config; its desc is what the entries say, where pg_config's own is empty."""
+        desc = desc or self._descs.get(name, "")
+        group = self._known.get((name, desc))
+        if group is None:
+            config = self._configs.get(name)
+            members = None if config is None else config.ranks
+            better_desc = desc or ("" if config is None else config.desc)
+            group = self.interning.group(self._names_by_id.get(name, name), better_desc, members)
+            self._known[name, desc] = group
+            self._descs.setdefault(name, group.desc)
+        return group
+
+    def listed(self) -> tuple[ProcessGroup, ...]:
+        """Return every group of pg_config."""
+        return tuple(map(self.named, self._configs))
+
+    def names(self) -> list[str]:
+        """Return the keys of pg_config."""
+        return list(self._configs)
+
+
+def _is_bare(value: object) -> bool:
+    return not isinstance(value, dict)
+
+
+def _names_by_members(configs: Mapping[str, _Group]) -> dict[str, str]:
+    """Return local id -> name for groups that have none: their members, and a number where several have the same."""
+    names: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for local_id, config in sorted(configs.items(), key=_by_number):
+        ranks = config.ranks if isinstance(config.ranks, tuple) else ()
+        name = f"{ranks[0]}-{ranks[-1]} of {len(ranks)}" if ranks else local_id
+        counts[name] = counts.get(name, 0) + 1
+        names[local_id] = name if counts[name] == 1 else f"{name} ({counts[name]})"
+    return names
+
+
+def _by_number(item: tuple[str, object]) -> tuple[int, str]:
+    return (int(item[0]) if item[0].isdecimal() else -1, item[0])
+
+
+def _group_config(value: object) -> _Group:
+    if isinstance(value, dict):
+        return msgspec.convert(value, _Group)
+    return _Group(ranks=msgspec.convert(value, str | tuple[int, ...]))
+
+
+def _in_issue_order(entries: Sequence[_Entry]) -> Sequence[_Entry]:
+    if None in map(_record_id, entries):
+        return entries
+    return sorted(entries, key=_record_id)
+
+
+def _operations(entries: Sequence[_Entry], groups: _Groups, stacks: _Stacks) -> tuple[Operation, ...]:
+    """Turn entries into operations; a closing `coalesced` entry becomes of the kind of the batch that it closes."""
+    recounted = _recounted(entries)
+    # The number of the send/recv batch that may still be closed, by group.
+    open_batches: dict[ProcessGroup, int] = {}
+    operations = []
+    newest = len(entries) - 1
+    for index, entry in enumerate(entries):
+        group = groups.of(entry)
+        name = groups.interning.call_name(entry.profiling_name)
+        is_p2p = entry.is_p2p or name.is_p2p
+        if is_p2p:
+            open_batches[group] = entry.p2p_seq_id
+        elif open_batches and open_batches.pop(group, None) == entry.p2p_seq_id:
+            is_p2p = name.is_closing
+        operations.append(
+            Operation(
+                record_id=index if entry.record_id is None else entry.record_id,
+                group=group,
+                kind="p2p" if is_p2p else "collective",
+                collective_seq_id=recounted[index] if recounted else entry.collective_seq_id or entry.seq_id or 0,
+                p2p_seq_id=entry.p2p_seq_id,
+                operation=name.operation,
+                source=name.source,
+                destination=name.destination,
+                input_sizes=entry.input_sizes or (),
+                output_sizes=entry.output_sizes or (),
+                input_dtypes=entry.input_dtypes or (),
+                output_dtypes=entry.output_dtypes or (),
+                state=entry.state,
+                retired=entry.retired,
+                issued_ns=entry.time_created_ns or _issued_ns(entry),
+                started_ns=entry.time_discovered_started_ns or None,
+                completed_ns=entry.time_discovered_completed_ns or None,
+                timeout_ms=entry.timeout_ms,
+                frames=stacks.read(entry.frames) if index == newest or entry.state != "completed" else (),
+            )
+        )
+    return tuple(operations)
+
+
+def _recounted(entries: Sequence[_Entry]) -> list[int] | None:
+    """Return the collective sequence IDs counted per group from 1, where they are not written so, else None.
+
+    torchcomms counts from 0 over all groups of a process, which does not compare between ranks; a ring that still
+    holds its first call can be counted anew.
+    """
+    if not entries or entries[0].collective_seq_id != 0:
+        return None
+    if any(entry.is_p2p or entry.collective_seq_id != index for index, entry in enumerate(entries)):
+        return None
+    counts: dict[tuple[str, str] | None, int] = {}
+    recounted = []
+    for entry in entries:
+        counts[entry.process_group] = counts.get(entry.process_group, 0) + 1
+        recounted.append(counts[entry.process_group])
+    return recounted
+
+
+def _issued_ns(entry: _Entry) -> int | None:
+    return None if entry.time_created_us is None else entry.time_created_us * 1000
+
+
+class _Stacks:
+    """The stack frames of one dump. Its entries share frame objects: each is read once."""
+
+    def __init__(self, interning: Interning) -> None:
+        self._interning = interning
+        # The dump's plain data outlives this table, so that an id stays that of its frame.
+        self._by_id: dict[int, Frame] = {}
+
+    def read(self, raw: Any) -> tuple[Frame, ...]:
+        """Return the frames of one entry."""
+        if not raw:
+            return ()
+        return tuple(map(self._frame, msgspec.convert(raw, list[Any])))
+
+    def _frame(self, raw: Any) -> Frame:
+        frame = self._by_id.get(id(raw))
+        if frame is None:
+            frame = self._by_id[id(raw)] = self._interning.frame(msgspec.convert(raw, Frame))
+        return frame
+
+
+def _progress(pg_status: Mapping[Any, Any], groups: _Groups, warnings: list[str]) -> tuple[GroupProgress, ...]:
+    """Map the counters, keyed by rank-local id, to groups, which go by name."""
+    counters = {_local_id(key): msgspec.convert(value, _Status, strict=False) for key, value in pg_status.items()}
+    mapped = _zip_in_order(counters, groups) or groups.by_local_id
+    unmapped = sorted(counters.keys() - mapped.keys())
+    if unmapped:
+        ids = ", ".join(map(str, unmapped))
+        warnings.append(f"pg_status has counters of local group ids that no call and no order explains: {ids}")
+    return tuple(
+        GroupProgress(
+            group=mapped[local_id],
+            last_enqueued=_counter(status.last_enqueued_collective),
+            last_started=_counter(status.last_started_collective),
+            last_completed=_counter(status.last_completed_collective),
+        )
+        for local_id, status in counters.items()
+        if local_id in mapped
+    )
+
+
+def _local_id(key: object) -> int:
+    try:
+        return int(key)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):
+        raise MalformedDump(f"not a dump: pg_status has the key {str(key)[:40]!r}, not a number") from None
+
+
+def _zip_in_order(counters: Mapping[int, _Status], groups: _Groups) -> dict[int | None, ProcessGroup] | None:
+    """Return local id -> group by the order in which groups were made, or None where that cannot be trusted.
+
+    Names and local ids both grow as groups are made. Trusted only where both lists have one length and agree with
+    every entry.
+    """
+    names = groups.names()
+    if len(names) != len(counters) or not all(name.isdecimal() for name in names):
+        return None
+    zipped = dict(zip(sorted(counters), sorted(names, key=int), strict=True))
+    mapped: dict[int | None, ProcessGroup] = {local_id: groups.named(name) for local_id, name in zipped.items()}
+    agrees = all(mapped.get(local_id) == group for local_id, group in groups.by_local_id.items())
+    return mapped if agrees else None
+
+
+def _counter(value: int) -> int | None:
+    return value if value >= 0 else None
+
+
+def _health(results: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        device: msgspec.convert(result, _Health).status
+        for device, result in results.items()
+        if isinstance(result, dict)
+    }
