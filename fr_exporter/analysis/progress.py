@@ -1,0 +1,308 @@
+"""How far each rank got: which of its calls are done, which are open, and which one it is stuck in.
+
+"Not completed" alone is never a hang: calls inside a coalesced batch stay `scheduled` for ever, and gloo never
+completes anything. Where a rank's counters count collectives only they decide; elsewhere several signs together do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+
+from fr_exporter.analysis.operations import has_timed_out, is_done_by_state
+from fr_exporter.model import DumpSet, GroupProgress, Kind, Operation, ProcessGroup, RankDump
+
+_STARTED_NS = attrgetter("started_ns")
+_STATE = attrgetter("state")
+_TIMES = (attrgetter("issued_ns"), _STARTED_NS, attrgetter("completed_ns"))
+
+_SECOND_NS = 1_000_000_000
+_DAY_NS = 86_400 * _SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One rank in one group, counted in collective sequence IDs; 0 stands for none yet.
+
+    `last_completed` is the last collective up to which all are done. `first_open` is the oldest open one, None where
+    none is open. `counters` are those of the dump, as written; `mixed` tells that some rank uses the group for
+    send/recv, so that they do not compare. `open_operations` counts both kinds.
+    """
+
+    group: ProcessGroup
+    last_enqueued: int
+    last_completed: int
+    first_open: int | None
+    open_operations: int
+    counters: GroupProgress | None
+    mixed: bool
+
+    @property
+    def position(self) -> int:
+        """How far the rank got, in half calls: 2n: its first open call is n; 2n + 1: its last, n, is done."""
+        return 2 * self.first_open if self.first_open is not None else 2 * self.last_enqueued + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A call a rank is stuck in. `operation` is None where only the counters show it: it is older than the ring."""
+
+    group: ProcessGroup
+    kind: Kind
+    seq_id: int
+    operation: Operation | None
+
+    @property
+    def issued_ns(self) -> int | None:
+        """When this rank issued the call, None where unknown."""
+        return None if self.operation is None else self.operation.issued_ns
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank: its standing in each group by group key, its open calls in issue order, and its fronts.
+
+    `fronts` is empty where the rank is not stuck. It holds several where the rank is stuck in a batch of send/recv
+    (`certain`), or in one of several calls older than the ring whose order is unknown (not `certain`).
+    `in_flight` is the oldest open call where its age excuses the rank. `age_known` tells whether the dump's time can
+    be trusted. `timing` tells whether this rank records starts. `unmapped` is the oldest open call of a group whose
+    members are unknown: it never is a front.
+    """
+
+    dump: RankDump
+    standings: Mapping[str, Standing]
+    open_calls: tuple[Operation, ...]
+    fronts: tuple[Front, ...]
+    certain: bool
+    in_flight: Operation | None
+    age_known: bool
+    timing: bool
+    unmapped: Operation | None
+
+    @property
+    def front(self) -> Front | None:
+        """The call the rank is stuck in, the first where there are several; None where it is not stuck."""
+        return self.fronts[0] if self.fronts else None
+
+
+@dataclass(frozen=True, slots=True)
+class AgeRule:
+    """When an open call counts as in flight: younger than `min_open_age_ns` and than half its timeout.
+
+    `excuses` is False while an expected rank has no dump: a crash dumps at once.
+    """
+
+    min_open_age_ns: int
+    excuses: bool
+
+
+def _p2p_groups(dumps: Iterable[RankDump]) -> frozenset[str]:
+    """Return the keys of the groups that any rank uses for send/recv: their counters do not compare."""
+    return frozenset(call.group.key for dump in dumps for call in dump.operations if call.kind == "p2p")
+
+
+def rank_states(dump_set: DumpSet, rule: AgeRule) -> dict[int, RankState]:
+    """Return the state of each rank with a dump, by rank."""
+    mixed = _p2p_groups(dump_set.dumps.values())
+    return {rank: _rank_state(dump_set.dumps[rank], mixed, rule) for rank in sorted(dump_set.dumps)}
+
+
+def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankState:
+    calls: dict[str, list[Operation]] = {}
+    for call in dump.operations:
+        calls.setdefault(call.group.key, []).append(call)
+    counters = {progress.group.key: progress for progress in dump.progress}
+    standings: dict[str, Standing] = {}
+    open_calls: list[Operation] = []
+    for key in sorted({**counters, **calls}, key=_numbers_in_order):
+        group_calls = calls.get(key, [])
+        counter = counters.get(key)
+        if counter is not None and key not in mixed:
+            standing, still_open = _by_counter(counter, group_calls)
+        else:
+            standing, still_open = _by_signs(counter, group_calls, key in mixed)
+        standings[key] = standing
+        open_calls.extend(still_open)
+    open_calls.sort(key=lambda call: call.record_id)
+    return _with_fronts(dump, standings, tuple(open_calls), rule)
+
+
+def _numbers_in_order(key: str) -> tuple[int, str]:
+    """Sort 9 before 10, whatever order a dump was written in."""
+    return len(key), key
+
+
+def _by_counter(counter: GroupProgress, calls: list[Operation]) -> tuple[Standing, list[Operation]]:
+    """Let the counter decide: calls at or below last completed are done, those above it open, whatever their state."""
+    done = counter.last_completed or 0
+    enqueued = max(counter.last_enqueued or 0, calls[-1].collective_seq_id if calls else 0)
+    standing = Standing(
+        group=counter.group,
+        last_enqueued=enqueued,
+        last_completed=done,
+        first_open=done + 1 if enqueued > done else None,
+        open_operations=max(0, enqueued - done),
+        counters=counter,
+        mixed=False,
+    )
+    if enqueued <= done:
+        return standing, []
+    return standing, [call for call in calls if call.collective_seq_id > done]
+
+
+def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool) -> tuple[Standing, list[Operation]]:
+    done = max(
+        (call.collective_seq_id for call in calls if call.kind == "collective" and is_done_by_state(call)), default=0
+    )
+    p2p_done = _done_p2p(counter, calls)
+    still_open = [
+        call
+        for call in calls
+        if (call.record_id not in p2p_done if call.kind == "p2p" else call.collective_seq_id > done)
+    ]
+    open_collectives = [call.collective_seq_id for call in still_open if call.kind == "collective"]
+    enqueued = max((call.collective_seq_id for call in calls), default=0)
+    return (
+        Standing(
+            group=calls[-1].group if counter is None else counter.group,
+            last_enqueued=enqueued,
+            last_completed=min(open_collectives) - 1 if open_collectives else enqueued,
+            first_open=min(open_collectives, default=None),
+            open_operations=len(still_open),
+            counters=counter,
+            mixed=mixed,
+        ),
+        still_open,
+    )
+
+
+def _done_p2p(counter: GroupProgress | None, calls: list[Operation]) -> set[int]:
+    """Return the record IDs of the send/recv calls (and their closing entries) of one group that are done."""
+    p2p = [call for call in calls if call.kind == "p2p"]
+    done_by_counter = _p2p_counter(counter, calls)
+    batches = Counter(call.p2p_seq_id for call in p2p if not _is_closing(call))
+    # Sends to different peers do not run in order: where single calls complete by state, the state is what counts.
+    states_tell = any(is_done_by_state(call) and not _is_closing(call) for call in p2p)
+    done: set[int] = set()
+    closed_batches: set[int] = set()
+    done_pairs: set[tuple[int | None, int | None]] = set()
+    # Backwards: what is known of later calls tells of earlier ones.
+    for call in reversed(p2p):
+        pair = (call.source, call.destination)
+        is_closing = _is_closing(call)
+        counter_tells = is_closing or batches[call.p2p_seq_id] > 1 or not states_tell
+        if (
+            is_done_by_state(call)
+            or (counter_tells and call.p2p_seq_id <= done_by_counter)
+            or call.p2p_seq_id in closed_batches
+            or (not is_closing and pair in done_pairs)
+        ):
+            done.add(call.record_id)
+            if is_closing:
+                closed_batches.add(call.p2p_seq_id)
+            else:
+                done_pairs.add(pair)
+    return done
+
+
+def _is_closing(call: Operation) -> bool:
+    return call.source is None and call.destination is None and call.operation.endswith("coalesced")
+
+
+def _p2p_counter(counter: GroupProgress | None, calls: list[Operation]) -> int:
+    """Return last completed where it counts send/recv, else 0.
+
+    The counters are those of the group's last call of either kind. They count send/recv when that call is one, unless
+    last completed still reads as the number of the collective before it.
+    """
+    if counter is None or counter.last_completed is None or not calls or calls[-1].kind != "p2p":
+        return 0
+    last, enqueued, completed = calls[-1], counter.last_enqueued or 0, counter.last_completed
+    return 0 if enqueued < last.p2p_seq_id or completed == last.collective_seq_id else completed
+
+
+def _with_fronts(
+    dump: RankDump,
+    standings: Mapping[str, Standing],
+    open_calls: tuple[Operation, ...],
+    rule: AgeRule,
+) -> RankState:
+    known = [call for call in open_calls if call.group.ranks is not None]
+    older_than_ring = tuple(_older_than_ring(standings, known))
+    fronts = older_than_ring or tuple(_front_batch(known))
+    newest = newest_time_ns(dump)
+    age_known = _is_plausible(dump.dump_time_ns, newest)
+    in_flight = None
+    if known and not older_than_ring and age_known and rule.excuses and _is_young(known[0], dump.dump_time_ns, rule):
+        fronts, in_flight = (), known[0]
+    unmapped = next((call for call in open_calls if call.group.ranks is None), None)
+    if unmapped is not None and age_known and rule.excuses and _is_young(unmapped, dump.dump_time_ns, rule):
+        unmapped = None
+    return RankState(
+        dump=dump,
+        standings=standings,
+        open_calls=open_calls,
+        fronts=fronts,
+        certain=len(older_than_ring) < 2,
+        in_flight=in_flight,
+        age_known=age_known,
+        timing=_records_starts(dump),
+        unmapped=unmapped,
+    )
+
+
+def _older_than_ring(standings: Mapping[str, Standing], open_calls: list[Operation]) -> Iterator[Front]:
+    """Yield the open calls that only the counters show, because the ring has lost them."""
+    oldest: dict[str, int] = {}
+    for call in open_calls:
+        oldest.setdefault(call.group.key, call.collective_seq_id)
+    for key, standing in standings.items():
+        first = standing.first_open
+        if standing.counters is None or standing.mixed or first is None or standing.group.ranks is None:
+            continue
+        if oldest.get(key, first + 1) > first:
+            yield Front(standing.group, "collective", first, None)
+
+
+def _front_batch(open_calls: list[Operation]) -> Iterator[Front]:
+    """Yield the oldest open call, and with a send or recv the others of its batch: they stand or fall together."""
+    if not open_calls:
+        return
+    first = open_calls[0]
+    if first.kind == "collective":
+        yield Front(first.group, "collective", first.collective_seq_id, first)
+        return
+    for call in open_calls:
+        in_batch = call.kind == "p2p" and call.group == first.group and call.p2p_seq_id == first.p2p_seq_id
+        if in_batch and (call is first or call.source is not None or call.destination is not None):
+            yield Front(call.group, "p2p", call.p2p_seq_id, call)
+
+
+def newest_time_ns(dump: RankDump) -> int | None:
+    """Return the latest time in a dump, None where it holds none."""
+    newest = (max(filter(None, map(time_of, dump.operations)), default=0) for time_of in _TIMES)
+    return max(newest) or None
+
+
+def _is_plausible(dump_time_ns: int | None, newest_ns: int | None) -> bool:
+    """Tell whether an mtime can be the dump's time: at most 1 s before the newest time in it, at most a day after."""
+    if dump_time_ns is None or newest_ns is None:
+        return False
+    return newest_ns - _SECOND_NS <= dump_time_ns <= newest_ns + _DAY_NS
+
+
+def _is_young(call: Operation, dump_time_ns: int | None, rule: AgeRule) -> bool:
+    if dump_time_ns is None or call.issued_ns is None or has_timed_out(call):
+        return False
+    limit = rule.min_open_age_ns
+    if call.timeout_ms:
+        limit = min(limit, call.timeout_ms * 1_000_000 // 2)
+    return dump_time_ns - call.issued_ns < limit
+
+
+def _records_starts(dump: RankDump) -> bool:
+    if any(progress.last_started is not None for progress in dump.progress):
+        return True
+    return any(map(_STARTED_NS, dump.operations)) or "started" in map(_STATE, dump.operations)

@@ -1,0 +1,134 @@
+"""All that a check may look at, worked out once: states, wait-for graph, components, and who issued which call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fr_exporter.analysis import waitgraph
+from fr_exporter.analysis.progress import RankState
+from fr_exporter.analysis.waitgraph import CallId, Node, Reference, StuckCall, WaitGraph
+from fr_exporter.diagnosis import Cause, Confidence
+from fr_exporter.model import Operation, ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Ranks and calls that wait for each other. `waits` tells whether they also wait for anybody else."""
+
+    ranks: tuple[int, ...]
+    calls: tuple[StuckCall, ...]
+    waits: bool
+    waited_for: bool
+
+    @property
+    def stuck_ranks(self) -> tuple[int, ...]:
+        """The ranks of the component and those that are stuck in its calls, sorted."""
+        return tuple(sorted({*self.ranks, *(rank for call in self.calls for rank in call.waiters)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """One suspect of a culprit, with the evidence in one sentence."""
+
+    rank: int
+    evidence: str
+    confidence: Confidence
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """A component that waits for nobody and made others wait, its cause, and the suspects in it.
+
+    `calls` are the stuck calls that are the culprit's own: the mismatched one, the ones of a cycle.
+    """
+
+    cause: Cause
+    suspects: tuple[Accusation, ...]
+    calls: tuple[StuckCall, ...] = ()
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """The suspects' ranks."""
+        return frozenset(accusation.rank for accusation in self.suspects)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the dumps of a set show together.
+
+    `components` stand in an order in which each comes after those that it waits for. `issued` holds, for each stuck or
+    disputed collective, what each rank issued as that call. `lacking` holds, for each rank that waits for nobody, the
+    stuck calls that wait directly for it.
+    """
+
+    states: Mapping[int, RankState]
+    graph: WaitGraph
+    components: Sequence[Component]
+    component_of: Mapping[Node, int]
+    issued: Mapping[tuple[str, int], Mapping[int, Operation]]
+    lacking: Mapping[int, Sequence[StuckCall]]
+
+    def issued_as(self, group: ProcessGroup, seq_id: int) -> Mapping[int, Operation]:
+        """Return what each rank issued as this collective, where its ring still holds it."""
+        return self.issued.get((group.key, seq_id), {})
+
+
+def survey(states: Mapping[int, RankState]) -> Situation:
+    """Work out the situation from the states of the ranks with a dump."""
+    graph = waitgraph.build(states)
+    found = waitgraph.components(graph.edges)
+    component_of = {node: index for index, nodes in enumerate(found) for node in nodes}
+    leads_out = [False] * len(found)
+    led_into = [False] * len(found)
+    for node, successors in graph.edges.items():
+        for successor in successors:
+            if component_of[node] != component_of[successor]:
+                leads_out[component_of[node]] = True
+                led_into[component_of[successor]] = True
+    parts = [_component(nodes, graph, leads_out[index], led_into[index]) for index, nodes in enumerate(found)]
+    return Situation(
+        states=states,
+        graph=graph,
+        components=parts,
+        component_of=component_of,
+        issued=_issued(states, _disputed(graph)),
+        lacking=_lacking(graph, {rank for part in parts if not part.waits for rank in part.ranks}),
+    )
+
+
+def _component(nodes: Sequence[Node], graph: WaitGraph, waits: bool, waited_for: bool) -> Component:
+    return Component(
+        ranks=tuple(sorted(node for node in nodes if isinstance(node, int))),
+        calls=tuple(graph.calls[node] for node in nodes if isinstance(node, CallId)),
+        waits=waits,
+        waited_for=waited_for,
+    )
+
+
+def _lacking(graph: WaitGraph, ranks: set[int]) -> dict[int, list[StuckCall]]:
+    lacking: dict[int, list[StuckCall]] = {rank: [] for rank in ranks}
+    for call in graph.calls.values():
+        for rank in call.lacks() & ranks:
+            if call.waiters != (rank,):
+                lacking[rank].append(call)
+    return lacking
+
+
+def _disputed(graph: WaitGraph) -> set[tuple[str, int]]:
+    references: Iterable[Reference] = (*graph.own_fault.values(), *graph.odd.values())
+    disputed = {(reference.group.key, reference.seq_id) for reference in references}
+    disputed.update((call.group_key, call.seq_id) for call in graph.calls if call.kind == "collective")
+    return disputed
+
+
+def _issued(
+    states: Mapping[int, RankState], disputed: set[tuple[str, int]]
+) -> dict[tuple[str, int], dict[int, Operation]]:
+    issued: dict[tuple[str, int], dict[int, Operation]] = {key: {} for key in disputed}
+    for rank, state in states.items():
+        for call in state.dump.operations:
+            by_rank = issued.get((call.group.key, call.collective_seq_id))
+            if by_rank is not None and call.kind == "collective":
+                by_rank.setdefault(rank, call)
+    return issued
