@@ -1,0 +1,496 @@
+"""The configuration: text in, a frozen `Config` out.
+
+A scalar stays text until the table at the end of this module says what its key holds: `${VAR}` works for numbers as it
+does for words, and a job may be named 4711. A new key is one line of that table and one field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from fr_exporter.errors import ConfigError
+from fr_exporter.model import Scope
+
+DEFAULT_PATTERN = "_dump_*"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to watch: the directory `path` with the files that match `pattern`, or every file behind `prefixes`.
+
+    Either `path` or `prefixes` is set. With `discover` each sub-directory of `path` is a training job named after it,
+    and `training_job` is None.
+    """
+
+    training_job: str | None
+    path: str | None
+    pattern: str | None
+    prefixes: tuple[str, ...]
+    scope: Scope
+    world_size: int | None
+    discover: bool
+    discover_ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How changes of files are noticed."""
+
+    backend: Literal["auto", "inotify", "polling"]
+    poll_interval_s: float
+    rescan_interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DumpSetOptions:
+    """How long to wait after a change, between two sets, and for ranks that have not dumped."""
+
+    settle_s: float
+    window_s: float
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisOptions:
+    """How old an open call must be to count as stuck."""
+
+    min_open_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentOptions:
+    """How long an incident stays open without new files, and how many closed ones are kept."""
+
+    ttl_s: float
+    history: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Which node a rank runs on, where its file name does not say."""
+
+    ranks_per_node: int | None
+    hosts_file: str | None
+    node: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the exporter refuses to exceed."""
+
+    max_dump_bytes: int
+    max_memory_bytes: int
+    max_ranks: int
+    max_rank_series: int
+    max_suspects: int
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """The HTTP server. `host` is a bare address: `::1`, never `[::1]`."""
+
+    host: str
+    port: int
+    config_file: None
+    enable_reload: bool
+    shutdown_linger_s: float
+
+    @property
+    def listen(self) -> str:
+        """The address as the configuration writes it: `127.0.0.1:9000`, `[::1]:9000`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is logged, and how a line looks."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    format: Literal["text", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole configuration; a reload replaces it."""
+
+    targets: tuple[Target, ...]
+    watch: Watch
+    dump_set: DumpSetOptions
+    analysis: AnalysisOptions
+    incidents: IncidentOptions
+    topology: Topology
+    limits: Limits
+    web: Web
+    log: Log
+
+
+def load(text: str, *, env: Mapping[str, str], home: str) -> Config:
+    """Return the configuration that YAML `text` describes; empty text gives the defaults.
+
+    `env` fills `${VAR}` and names the prefix of PyTorch's dumps, `home` is the home directory. Raises ConfigError with
+    the key and its line.
+    """
+    entries = _entries(_compose(text), "", ("targets", *_SECTIONS))
+    sections = {
+        name: section.build(**_fields(entries.get(name), name, section.keys, env)[0])
+        for name, section in _SECTIONS.items()
+    }
+    return Config(targets=_targets(entries.get("targets"), env, home), **sections)
+
+
+def effective_text(config: Config) -> str:
+    """Return the configuration in force as YAML text, with defaults and variables filled in; no key holds a secret."""
+    document: dict[str, object] = {"targets": [_shown(target, _TARGET) for target in config.targets]}
+    for name, section in _SECTIONS.items():
+        document[name] = _shown(getattr(config, name), section.keys)
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def _shown(values: object, keys: Mapping[str, _Key]) -> dict[str, object]:
+    fields = {word: getattr(values, key.field) for word, key in keys.items()}
+    return {word: None if value is None else keys[word].type.show(value) for word, value in fields.items()}
+
+
+def _targets(node: yaml.Node | None, env: Mapping[str, str], home: str) -> tuple[Target, ...]:
+    if node is None or _is_null(node):
+        return (_target(None, "targets[0]", env, home),)
+    if not isinstance(node, yaml.SequenceNode) or not node.value:
+        raise _error(node, "targets must be a list with at least one target")
+    targets: list[Target] = []
+    index_of: dict[str, int] = {}
+    for index, item in enumerate(node.value):
+        target = _target(item, f"targets[{index}]", env, home)
+        if target.training_job is not None:
+            first = index_of.setdefault(target.training_job, index)
+            if first != index:
+                message = f"training_job {target.training_job!r} belongs to targets[{first}]; give each its own"
+                raise _error(item, f"targets[{index}]: {message}")
+        targets.append(target)
+    return tuple(targets)
+
+
+def _target(node: yaml.Node | None, name: str, env: Mapping[str, str], home: str) -> Target:
+    fields, given = _fields(node, name, _TARGET, env)
+    if "path" in given and "prefix" in given:
+        raise _error(given["prefix"], f"{name}: path and prefix are both set; keep one of them")
+    if "path" not in given and "pattern" in given:
+        raise _error(given["pattern"], f"{name}: pattern needs a path, the directory of the dumps")
+    if "path" not in given and fields["discover"]:
+        raise _error(given["discover"], f"{name}: discover needs a path, the directory that holds one for each job")
+    if fields["discover"] and "training_job" in given:
+        raise _error(given["training_job"], f"{name}: remove training_job: discover names jobs after directories")
+    if fields["discover"]:
+        fields["training_job"] = None
+    if "path" in given:
+        fields["pattern"] = fields["pattern"] or DEFAULT_PATTERN
+        fields["prefixes"] = ()
+    else:
+        fields["prefixes"] = fields["prefixes"] or _default_prefixes(env, home)
+    return Target(**fields)
+
+
+def _default_prefixes(env: Mapping[str, str], home: str) -> tuple[str, ...]:
+    """Return where PyTorch writes when no prefix is configured; without a variable any version's default may be it."""
+    prefix = env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    if prefix:
+        return (prefix,)
+    cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    return (
+        "/tmp/nccl_trace_rank_",  # noqa: S108 - PyTorch's choice
+        f"{home}/.cache/torch/nccl_trace_rank_",
+        f"{cache}/torch/comm_lib_trace_rank_",
+    )
+
+
+def _compose(text: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"config line {line}: not YAML: {error.reason}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 0 if mark is None else mark.line
+        # `{node: ${NODE_NAME}}` reads well and is no YAML: braces end the word before them.
+        quotes = any("${" in bad for bad in text.splitlines()[line : line + 1])
+        hint = "; between { and } put ${VAR} in quotes" if quotes else ""
+        raise ConfigError(f"config line {line + 1}: not YAML: {error.problem}{hint}") from None
+
+
+def _entries(node: yaml.Node | None, name: str, known: Collection[str]) -> dict[str, yaml.Node]:
+    """Return the values of a mapping by key; nothing, or null, is an empty mapping."""
+    if node is None or _is_null(node):
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise _error(node, f"{name or 'the configuration'} must be a mapping of keys to values")
+    entries: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        word = key.value if isinstance(key, yaml.ScalarNode) else "that is no word"
+        dotted = f"{name}.{word}" if name else word
+        if word not in known:
+            raise _error(key, f"unknown key {dotted}; known keys: {', '.join(sorted(known))}")
+        if word in entries:
+            raise _error(key, f"{dotted} is set twice")
+        entries[word] = value
+    return entries
+
+
+def _fields(
+    node: yaml.Node | None, name: str, keys: Mapping[str, _Key], env: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, yaml.Node]]:
+    """Return the value of each field, and the nodes of the keys that are given one; null leaves the default."""
+    entries = _entries(node, name, keys)
+    fields: dict[str, Any] = {}
+    given: dict[str, yaml.Node] = {}
+    for word, key in keys.items():
+        try:
+            text = _text(entries[word], env) if word in entries else None
+            if text is not None:
+                given[word] = entries[word]
+            elif key.default is not None:
+                text = _expand(key.default, env) or None
+            fields[key.field] = None if text is None else key.type.parse(text)
+        except ValueError as error:
+            raise _error(entries.get(word), f"{name}.{word}: {error}") from None
+    return fields, given
+
+
+def _text(node: yaml.Node, env: Mapping[str, str]) -> str | None:
+    """Return the text of a scalar with its variables expanded; None where that leaves nothing, or a plain null."""
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError("must be a single value")
+    text = _expand(node.value, env)
+    return None if not text or (node.style is None and text in _NULLS) else text
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULLS
+
+
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+
+_DOLLAR = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})?")
+
+
+def _expand(text: str, env: Mapping[str, str]) -> str:
+    """Expand `${VAR}`, `${VAR:-default}` (for unset and empty, as in a shell) and `$$`."""
+
+    def replacement(match: re.Match[str]) -> str:
+        dollar, name, default = match.groups()
+        if dollar is not None:
+            return "$"
+        if name is None:
+            raise ValueError(f"{text!r} has a lone $; write ${{VAR}}, ${{VAR:-default}}, or $$ for a dollar")
+        if default is not None:
+            return env.get(name) or default
+        if name not in env:
+            raise ValueError(f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}")
+        return env[name]
+
+    return _DOLLAR.sub(replacement, text)
+
+
+def _error(node: yaml.Node | None, message: str) -> ConfigError:
+    where = "config" if node is None else f"config line {node.start_mark.line + 1}"
+    return ConfigError(" ".join(f"{where}: {message}".split()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    """How text becomes a value (a ValueError says what it should be), and a value what YAML shows."""
+
+    parse: Callable[[str], Any]
+    show: Callable[[Any], object] = lambda value: value
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """One key: the field it fills, its type, and its default as the file would write it."""
+
+    field: str
+    type: _Type
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    build: Callable[..., Any]
+    keys: Mapping[str, _Key]
+
+
+# Ascending: a value is shown in the last unit that divides it. Durations count in milliseconds, sizes in bytes.
+_DURATION_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+_SIZE_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _with_unit(value: int, units: Mapping[str, int]) -> str:
+    unit, scale = [(unit, scale) for unit, scale in units.items() if value % scale == 0][-1]
+    return f"{value // scale}{unit}"
+
+
+def _one_of(*words: str) -> _Type:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
+        return text
+
+    return _Type(parse)
+
+
+def _integer(minimum: int) -> _Type:
+    def parse(text: str) -> int:
+        if re.fullmatch(r"[0-9]{1,15}", text) is None or int(text) < minimum:
+            raise ValueError(f"{text!r} is not a whole number of {minimum} or more")
+        return int(text)
+
+    return _Type(parse)
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{text!r} is not true or false")
+    return text == "true"
+
+
+def _duration(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration such as 500ms, 2s, 2m or 24h")
+    return int(match[1]) * _DURATION_UNITS[match[2]] / 1000
+
+
+def _interval(text: str) -> float:
+    seconds = _duration(text)
+    if seconds == 0:
+        raise ValueError(f"{text!r} is too short; it must be longer than 0s")
+    return seconds
+
+
+def _shown_duration(seconds: float) -> str:
+    return _with_unit(round(seconds * 1000), _DURATION_UNITS) if seconds else "0s"
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})(|KiB|MiB|GiB|TiB)", text)
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"{text!r} is not a size such as 256MiB or 1GiB, or a number of bytes")
+    return int(match[1]) * _SIZE_UNITS[match[2]]
+
+
+def _path(text: str) -> str:
+    if text.startswith("~"):
+        raise ValueError(f"{text!r}: write ${{HOME}} for the home directory")
+    return text
+
+
+def _listen(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]*)):([0-9]{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f"{text!r} is not an address such as :19140, 127.0.0.1:9000 or [::1]:9000")
+    return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104 - no address means every one
+
+
+def _web(listen: tuple[str, int], **fields: Any) -> Web:
+    host, port = listen
+    return Web(host=host, port=port, **fields)
+
+
+def _no_web_config(text: str) -> None:
+    raise ValueError(f"{text!r} is not supported; TLS and authentication come with a reverse proxy for now")
+
+
+def _shown_text(text: str) -> str:
+    return text.replace("$", "$$")
+
+
+def _shown_prefixes(prefixes: tuple[str, ...]) -> object:
+    shown = [_shown_text(prefix) for prefix in prefixes]
+    return shown if len(shown) > 1 else "".join(shown) or None
+
+
+_BOOLEAN = _Type(_boolean)
+_DURATION = _Type(_duration, _shown_duration)
+_INTERVAL = _Type(_interval, _shown_duration)
+_LISTEN = _Type(_listen)
+_NO_WEB_CONFIG = _Type(_no_web_config)
+_PATH = _Type(_path, _shown_text)
+_PREFIX = _Type(lambda text: (_path(text),), _shown_prefixes)
+_SIZE = _Type(_size, lambda value: _with_unit(value, _SIZE_UNITS))
+_TEXT = _Type(str, _shown_text)
+
+_TARGET = {
+    "training_job": _Key("training_job", _TEXT, "${FR_TRAINING_JOB:-default}"),
+    "path": _Key("path", _PATH),
+    "pattern": _Key("pattern", _TEXT),
+    "prefix": _Key("prefixes", _PREFIX),
+    "scope": _Key("scope", _one_of("job", "node"), "job"),
+    "world_size": _Key("world_size", _integer(1)),
+    "discover": _Key("discover", _BOOLEAN, "false"),
+    "discover_ttl": _Key("discover_ttl_s", _INTERVAL, "24h"),
+}
+
+_SECTIONS = {
+    "watch": _Section(
+        Watch,
+        {
+            "backend": _Key("backend", _one_of("auto", "inotify", "polling"), "auto"),
+            "poll_interval": _Key("poll_interval_s", _INTERVAL, "2s"),
+            "rescan_interval": _Key("rescan_interval_s", _INTERVAL, "30s"),
+        },
+    ),
+    "dump_set": _Section(
+        DumpSetOptions,
+        {
+            "settle": _Key("settle_s", _DURATION, "1s"),
+            "window": _Key("window_s", _INTERVAL, "2m"),
+            "grace": _Key("grace_s", _DURATION, "60s"),
+        },
+    ),
+    "analysis": _Section(AnalysisOptions, {"min_open_age": _Key("min_open_age_s", _DURATION, "15s")}),
+    "incidents": _Section(
+        IncidentOptions,
+        {
+            "ttl": _Key("ttl_s", _INTERVAL, "1h"),
+            "history": _Key("history", _integer(0), "50"),
+        },
+    ),
+    "topology": _Section(
+        Topology,
+        {
+            "ranks_per_node": _Key("ranks_per_node", _integer(1)),
+            "hosts_file": _Key("hosts_file", _PATH),
+            "node": _Key("node", _TEXT, "${NODE_NAME:-}"),
+        },
+    ),
+    "limits": _Section(
+        Limits,
+        {
+            "max_dump_bytes": _Key("max_dump_bytes", _SIZE, "256MiB"),
+            "max_memory": _Key("max_memory_bytes", _SIZE, "1GiB"),
+            "max_ranks": _Key("max_ranks", _integer(1), "131072"),
+            "max_rank_series": _Key("max_rank_series", _integer(0), "20000"),
+            "max_suspects": _Key("max_suspects", _integer(0), "64"),
+        },
+    ),
+    "web": _Section(
+        _web,
+        {
+            "listen": _Key("listen", _LISTEN, ":19140"),
+            "config_file": _Key("config_file", _NO_WEB_CONFIG),
+            "enable_reload": _Key("enable_reload", _BOOLEAN, "false"),
+            "shutdown_linger": _Key("shutdown_linger_s", _DURATION, "0s"),
+        },
+    ),
+    "log": _Section(
+        Log,
+        {
+            "level": _Key("level", _one_of("debug", "info", "warning", "error"), "info"),
+            "format": _Key("format", _one_of("text", "json"), "text"),
+        },
+    ),
+}

@@ -1,0 +1,1 @@
+"""What Prometheus sees: the catalogue of metrics, and the collectors that fill it."""

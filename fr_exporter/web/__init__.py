@@ -1,0 +1,1 @@
+"""What people and programs read over HTTP: the landing page, the JSON API, the health endpoints."""
