@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from fr_exporter.model import DumpFile, DumpSet, Operation, ProcessGroup, RankDump, Scope, UnreadableFile
+from fr_exporter.model import Calls, DumpFile, DumpSet, Operation, ProcessGroup, RankDump, Scope, UnreadableFile
 from fr_exporter.ranges import format_ranges
 
 Outcome = RankDump | UnreadableFile
@@ -46,9 +46,8 @@ class _Reading:
 
     @classmethod
     def of(cls, dump: RankDump, file: DumpFile, at: float) -> _Reading:
-        issued = (operation.issued_ns for operation in dump.operations if operation.issued_ns is not None)
-        timeouts = (operation.timeout_ms or 0 for operation in dump.operations)
-        return cls(dump, file, at, max(issued, default=None), max(timeouts, default=0))
+        calls = dump.operations
+        return cls(dump, file, at, calls.newest_issue_ns(), calls.longest_timeout_ms())
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +237,8 @@ def _progress(dump: RankDump) -> dict[str, int]:
     The counters are all that a dump without entries has.
     """
     progress = {f"group {entry.group.key}": entry.last_enqueued for entry in dump.progress}
-    progress["newest call"] = max(
-        (call.issued_ns for call in dump.operations if call.issued_ns is not None), default=None
-    )
-    progress["last record"] = max((call.record_id for call in dump.operations), default=None)
+    progress["newest call"] = dump.operations.newest_issue_ns()
+    progress["last record"] = dump.operations.last_record_id()
     return {what: count for what, count in progress.items() if count is not None}
 
 
@@ -250,13 +247,13 @@ def _with_frames(new: RankDump, old: RankDump) -> RankDump:
     frames = {_identity(operation): operation.frames for operation in old.operations if operation.frames}
     if not frames:
         return new
-    operations = tuple(
+    operations = [
         operation
         if operation.frames or _identity(operation) not in frames
         else msgspec.structs.replace(operation, frames=frames[_identity(operation)])
         for operation in new.operations
-    )
-    return replace(new, operations=operations)
+    ]
+    return replace(new, operations=Calls.of(operations))
 
 
 def _identity(operation: Operation) -> tuple[int, str, int | None]:

@@ -7,10 +7,11 @@ does not tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal, overload
 
 import msgspec
 
@@ -55,9 +56,6 @@ class Frame(msgspec.Struct, frozen=True):
 class Operation(msgspec.Struct, frozen=True, gc=False):
     """One recorded call of one rank.
 
-    A Struct and not a dataclass: a job leaves hundreds of thousands of these, and a frozen dataclass costs seventeen
-    times as much to build (docs/performance.md).
-
     `operation` holds no peers (`nccl:send`); `source` and `destination` are **group** ranks of a send or recv, None
     where unknown. Sizes are shapes, one a tensor. `frames` are kept only for calls that may be shown.
     """
@@ -86,6 +84,109 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     def seq_id(self) -> int:
         """The sequence ID that counts this kind of call in its group."""
         return self.p2p_seq_id if self.kind == "p2p" else self.collective_seq_id
+
+
+class Calls(Sequence[Operation]):
+    """The recorded calls of one rank in the order it issued them.
+
+    Held as rows of the dump, with columns for what is asked of every call: a job leaves hundreds of thousands of
+    calls, of which a few are looked at. An `Operation` is built when it is asked for.
+    """
+
+    __slots__ = ("_build", "_rows", "collective_seq_ids", "groups", "kinds")
+
+    def __init__(
+        self,
+        rows: Sequence[Any],
+        groups: Sequence[ProcessGroup],
+        kinds: Sequence[Kind],
+        collective_seq_ids: Sequence[int],
+        build: Callable[[int], Operation],
+    ) -> None:
+        """Hold calls by column, all of one length; `build` makes the operation at an index.
+
+        A row has the attributes `record_id`, `state`, `issued_ns`, `started_ns`, `completed_ns`, `timeout_ms`.
+        """
+        self.groups = groups
+        self.kinds = kinds
+        self.collective_seq_ids = collective_seq_ids
+        self._rows = rows
+        self._build = build
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation]) -> Calls:
+        """Hold operations that exist already."""
+        return cls(
+            rows=operations,
+            groups=[call.group for call in operations],
+            kinds=[call.kind for call in operations],
+            collective_seq_ids=[call.collective_seq_id for call in operations],
+            build=operations.__getitem__,
+        )
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Operation: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Operation]: ...
+
+    def __getitem__(self, index: int | slice) -> Operation | Sequence[Operation]:
+        chosen = range(len(self._rows))[index]
+        return self._build(chosen) if isinstance(chosen, int) else list(map(self._build, chosen))
+
+    def __iter__(self) -> Iterator[Operation]:
+        return map(self._build, range(len(self._rows)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Calls) and (self is other or list(self) == list(other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.collective_seq_ids))
+
+    def __repr__(self) -> str:
+        return f"Calls.of({list(self)!r})"
+
+    def by_group(self) -> dict[str, list[int]]:
+        """Return the indices of the calls of each group, by group key."""
+        indices: dict[str, list[int]] = {}
+        for index, key in enumerate(map(_KEY, self.groups)):
+            indices.setdefault(key, []).append(index)
+        return indices
+
+    def last_record_id(self) -> int | None:
+        """Return the largest record ID, None without calls."""
+        return max(map(_RECORD_ID, self._rows), default=None)
+
+    def newest_issue_ns(self) -> int | None:
+        """Return when the last of the calls was issued, None where no call tells."""
+        return self._largest(_ISSUED_NS)
+
+    def newest_time_ns(self) -> int | None:
+        """Return the latest time of any kind, None where there is none."""
+        return max(filter(None, map(self._largest, _TIMES)), default=None)
+
+    def longest_timeout_ms(self) -> int:
+        """Return the longest watchdog timeout, 0 where no call tells."""
+        return self._largest(_TIMEOUT_MS) or 0
+
+    def record_starts(self) -> bool:
+        """Tell whether any call shows that it was started: without timing none does."""
+        return any(map(_STARTED_NS, self._rows)) or "started" in map(_STATE, self._rows)
+
+    def _largest(self, value_of: Callable[[Any], int | None]) -> int | None:
+        return max(filter(None, map(value_of, self._rows)), default=None)
+
+
+_KEY = attrgetter("key")
+_RECORD_ID = attrgetter("record_id")
+_STATE = attrgetter("state")
+_ISSUED_NS = attrgetter("issued_ns")
+_STARTED_NS = attrgetter("started_ns")
+_TIMEOUT_MS = attrgetter("timeout_ms")
+_TIMES = (_ISSUED_NS, _STARTED_NS, attrgetter("completed_ns"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +230,7 @@ class RankDump:
     comm_lib_version: str | None
     groups: tuple[ProcessGroup, ...]
     progress: tuple[GroupProgress, ...]
-    operations: tuple[Operation, ...]
+    operations: Calls
     health: Mapping[str, str]
     dump_time_ns: int | None
     has_counters: bool = True

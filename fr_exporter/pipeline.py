@@ -74,8 +74,7 @@ class Pipeline:
 
     def read_all(self, files: Iterable[DumpFile]) -> list[tuple[DumpFile, Outcome]]:
         """Read many files, each as `read` does."""
-        with collector_paused():
-            return [(file, self.read(file)) for file in files]
+        return [(file, self.read(file)) for file in files]
 
     def analyse(self, dump_set: DumpSet, generated_at_ns: int) -> Diagnosis:
         """Return the verdict over a dump set."""
@@ -218,21 +217,22 @@ def analyze_path(
         max_ranks=config.limits.max_ranks,
         min_open_age_ns=int(config.analysis.min_open_age_s * 1e9),
     )
-    outcomes = pipeline.read_all(files)
-    refused = [outcome for _, outcome in outcomes if isinstance(outcome, UnreadableFile)]
-    if len(refused) == len(outcomes):
-        raise UsageError(f"{path}: no dump can be read; {os.path.basename(refused[0].file)}: {refused[0].error}")
-    settings = DumpSetSettings(
-        training_job=training_job,
-        source=path,
-        scope=scope,
-        world_size=world_size,
-        window_s=config.dump_set.window_s,
-        grace_s=config.dump_set.grace_s,
-    )
-    dump_set = final_set(outcomes, settings)
-    dump_set = replace(dump_set, warnings=(*warnings, *dump_set.warnings))
-    return pipeline.analyse(dump_set, time.time_ns() if generated_at_ns is None else generated_at_ns)
+    with collector_paused():
+        outcomes = pipeline.read_all(files)
+        refused = [outcome for _, outcome in outcomes if isinstance(outcome, UnreadableFile)]
+        if len(refused) == len(outcomes):
+            raise UsageError(f"{path}: no dump can be read; {os.path.basename(refused[0].file)}: {refused[0].error}")
+        settings = DumpSetSettings(
+            training_job=training_job,
+            source=path,
+            scope=scope,
+            world_size=world_size,
+            window_s=config.dump_set.window_s,
+            grace_s=config.dump_set.grace_s,
+        )
+        dump_set = final_set(outcomes, settings)
+        dump_set = replace(dump_set, warnings=(*warnings, *dump_set.warnings))
+        return pipeline.analyse(dump_set, time.time_ns() if generated_at_ns is None else generated_at_ns)
 
 
 @contextmanager

@@ -7,16 +7,11 @@ completes anything. Where a rank's counters count collectives only they decide; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 from fr_exporter.analysis.operations import has_timed_out, is_done_by_state
-from fr_exporter.model import DumpSet, GroupProgress, Kind, Operation, ProcessGroup, RankDump
-
-_STARTED_NS = attrgetter("started_ns")
-_STATE = attrgetter("state")
-_TIMES = (attrgetter("issued_ns"), _STARTED_NS, attrgetter("completed_ns"))
+from fr_exporter.model import Calls, DumpSet, GroupProgress, Kind, Operation, ProcessGroup, RankDump
 
 _SECOND_NS = 1_000_000_000
 _DAY_NS = 86_400 * _SECOND_NS
@@ -100,7 +95,13 @@ class AgeRule:
 
 def _p2p_groups(dumps: Iterable[RankDump]) -> frozenset[str]:
     """Return the keys of the groups that any rank uses for send/recv: their counters do not compare."""
-    return frozenset(call.group.key for dump in dumps for call in dump.operations if call.kind == "p2p")
+    return frozenset(
+        group.key
+        for calls in (dump.operations for dump in dumps)
+        if "p2p" in calls.kinds
+        for group, kind in zip(calls.groups, calls.kinds, strict=True)
+        if kind == "p2p"
+    )
 
 
 def rank_states(dump_set: DumpSet, rule: AgeRule) -> dict[int, RankState]:
@@ -110,19 +111,18 @@ def rank_states(dump_set: DumpSet, rule: AgeRule) -> dict[int, RankState]:
 
 
 def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankState:
-    calls: dict[str, list[Operation]] = {}
-    for call in dump.operations:
-        calls.setdefault(call.group.key, []).append(call)
+    calls = dump.operations
+    indices = calls.by_group()
     counters = {progress.group.key: progress for progress in dump.progress}
     standings: dict[str, Standing] = {}
     open_calls: list[Operation] = []
-    for key in sorted({**counters, **calls}, key=_numbers_in_order):
-        group_calls = calls.get(key, [])
+    for key in sorted({**counters, **indices}, key=_numbers_in_order):
+        of_group = indices.get(key, [])
         counter = counters.get(key)
         if counter is not None and key not in mixed:
-            standing, still_open = _by_counter(counter, group_calls)
+            standing, still_open = _by_counter(counter, calls, of_group)
         else:
-            standing, still_open = _by_signs(counter, group_calls, key in mixed)
+            standing, still_open = _by_signs(counter, [calls[index] for index in of_group], key in mixed)
         standings[key] = standing
         open_calls.extend(still_open)
     open_calls.sort(key=lambda call: call.record_id)
@@ -134,10 +134,11 @@ def _numbers_in_order(key: str) -> tuple[int, str]:
     return len(key), key
 
 
-def _by_counter(counter: GroupProgress, calls: list[Operation]) -> tuple[Standing, list[Operation]]:
+def _by_counter(counter: GroupProgress, calls: Calls, indices: Sequence[int]) -> tuple[Standing, list[Operation]]:
     """Let the counter decide: calls at or below last completed are done, those above it open, whatever their state."""
     done = counter.last_completed or 0
-    enqueued = max(counter.last_enqueued or 0, calls[-1].collective_seq_id if calls else 0)
+    newest = calls.collective_seq_ids[indices[-1]] if indices else 0
+    enqueued = max(counter.last_enqueued or 0, newest)
     standing = Standing(
         group=counter.group,
         last_enqueued=enqueued,
@@ -149,7 +150,7 @@ def _by_counter(counter: GroupProgress, calls: list[Operation]) -> tuple[Standin
     )
     if enqueued <= done:
         return standing, []
-    return standing, [call for call in calls if call.collective_seq_id > done]
+    return standing, [calls[index] for index in indices if calls.collective_seq_ids[index] > done]
 
 
 def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool) -> tuple[Standing, list[Operation]]:
@@ -232,8 +233,7 @@ def _with_fronts(
     known = [call for call in open_calls if call.group.ranks is not None]
     older_than_ring = tuple(_older_than_ring(standings, known))
     fronts = older_than_ring or tuple(_front_batch(known))
-    newest = newest_time_ns(dump)
-    age_known = _is_plausible(dump.dump_time_ns, newest)
+    age_known = _is_plausible(dump.dump_time_ns, dump.operations.newest_time_ns())
     in_flight = None
     if known and not older_than_ring and age_known and rule.excuses and _is_young(known[0], dump.dump_time_ns, rule):
         fronts, in_flight = (), known[0]
@@ -280,12 +280,6 @@ def _front_batch(open_calls: list[Operation]) -> Iterator[Front]:
             yield Front(call.group, "p2p", call.p2p_seq_id, call)
 
 
-def newest_time_ns(dump: RankDump) -> int | None:
-    """Return the latest time in a dump, None where it holds none."""
-    newest = (max(filter(None, map(time_of, dump.operations)), default=0) for time_of in _TIMES)
-    return max(newest) or None
-
-
 def _is_plausible(dump_time_ns: int | None, newest_ns: int | None) -> bool:
     """Tell whether an mtime can be the dump's time: at most 1 s before the newest time in it, at most a day after."""
     if dump_time_ns is None or newest_ns is None:
@@ -305,4 +299,4 @@ def _is_young(call: Operation, dump_time_ns: int | None, rule: AgeRule) -> bool:
 def _records_starts(dump: RankDump) -> bool:
     if any(progress.last_started is not None for progress in dump.progress):
         return True
-    return any(map(_STARTED_NS, dump.operations)) or "started" in map(_STATE, dump.operations)
+    return dump.operations.record_starts()

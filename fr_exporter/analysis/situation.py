@@ -127,8 +127,9 @@ def _issued(
 ) -> dict[tuple[str, int], dict[int, Operation]]:
     issued: dict[tuple[str, int], dict[int, Operation]] = {key: {} for key in disputed}
     for rank, state in states.items():
-        for call in state.dump.operations:
-            by_rank = issued.get((call.group.key, call.collective_seq_id))
-            if by_rank is not None and call.kind == "collective":
-                by_rank.setdefault(rank, call)
+        calls = state.dump.operations
+        for index, group in enumerate(calls.groups):
+            by_rank = issued.get((group.key, calls.collective_seq_ids[index]))
+            if by_rank is not None and rank not in by_rank and calls.kinds[index] == "collective":
+                by_rank[rank] = calls[index]
     return issued

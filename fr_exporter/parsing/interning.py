@@ -7,7 +7,8 @@ Every rank repeats the full member list of each of its groups: 16,384 ranks of a
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, TypeVar
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ from fr_exporter.model import Frame, ProcessGroup, members_digest
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+_FRAME_KEY = itemgetter("name", "filename", "line")
 
 # Hostile files could fill the tables without end; a real job stays far below this.
 _MAX_ENTRIES = 200_000
@@ -45,7 +48,7 @@ class Interning:
         self._members: dict[str | tuple[int, ...], tuple[tuple[int, ...], str]] = {}
         self._groups: dict[tuple[str, str, str], ProcessGroup] = {}
         self._names: dict[str, CallName] = {}
-        self._frames: dict[Frame, Frame] = {}
+        self._frames: dict[tuple[Any, ...], Frame] = {}
 
     def group(self, name: str, desc: str, members: str | tuple[int, ...] | None) -> ProcessGroup:
         """Return the group of this name and member list, as written (`"[0, 1]"`) or as a tuple."""
@@ -61,10 +64,14 @@ class Interning:
         known = self._names.get(profiling_name)
         return known if known is not None else _remember(self._names, profiling_name, _split(profiling_name))
 
-    def frame(self, frame: Frame) -> Frame:
-        """Return the one frame that equals this one."""
-        known = self._frames.get(frame)
-        return known if known is not None else _remember(self._frames, frame, frame)
+    def frame(self, raw: Any) -> Frame:
+        """Return the frame that a dump writes as a dict. Raises `msgspec.ValidationError` where it is none."""
+        try:
+            key = _FRAME_KEY(raw)
+            known = self._frames.get(key)
+        except (KeyError, TypeError):
+            return msgspec.convert(raw, Frame)
+        return known if known is not None else _remember(self._frames, key, msgspec.convert(raw, Frame))
 
     def _parse_members(self, members: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         known = self._members.get(members)

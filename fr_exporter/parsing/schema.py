@@ -6,23 +6,29 @@ newer minor version still reads. Everything that differs between versions is dea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any
 
 import msgspec
 
 from fr_exporter.errors import MalformedDump, RejectedDump
-from fr_exporter.model import Frame, GroupProgress, Operation, ProcessGroup, RankDump
-from fr_exporter.parsing.interning import Interning
+from fr_exporter.model import Calls, Frame, GroupProgress, Kind, Operation, ProcessGroup, RankDump
+from fr_exporter.parsing.interning import CallName, Interning
 
 KNOWN_MAJORS = (1, 2)
 NEWEST_KNOWN = (2, 10)
 # The bare list of torch 2.2 carries no version.
 LIST_VERSION = "1.0"
 
-_record_id = attrgetter("record_id")
+_ALL_COLLECTIVE: tuple[Kind] = ("collective",)
+_COLLECTIVE_SEQ_ID = attrgetter("collective_seq_id")
+_IS_P2P = attrgetter("is_p2p")
+_LOCAL_AND_NAME = attrgetter("pg_id", "process_group")
+_PROCESS_GROUP = attrgetter("process_group")
+_PROFILING_NAME = attrgetter("profiling_name")
+_STATE = attrgetter("state")
 
 # Counters, times and ids fit in 64 bits; what does not would break whoever reads the result.
 _Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -33,19 +39,17 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    """One element of `entries`, of any version."""
+    """One element of `entries`, of torch 2.4 and later; earlier ones are brought to this form first."""
 
+    record_id: _Int
     profiling_name: str
-    record_id: _Int | None = None
+    process_group: tuple[str, str]
+    collective_seq_id: _Int
     pg_id: _Int | None = None
-    process_group: tuple[str, str] | None = None
-    collective_seq_id: _Int | None = None
-    seq_id: _Int | None = None
     p2p_seq_id: _Int = 0
-    time_created_ns: _Int | None = None
-    time_created_us: _Int | None = None
-    time_discovered_started_ns: _Int | None = None
-    time_discovered_completed_ns: _Int | None = None
+    issued_ns: _Int | None = msgspec.field(default=None, name="time_created_ns")
+    started_ns: _Int | None = msgspec.field(default=None, name="time_discovered_started_ns")
+    completed_ns: _Int | None = msgspec.field(default=None, name="time_discovered_completed_ns")
     input_sizes: Shapes | None = ()
     output_sizes: Shapes | None = ()
     input_dtypes: tuple[str, ...] | None = ()
@@ -54,7 +58,6 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     retired: bool = False
     timeout_ms: _Int | None = None
     is_p2p: bool = False
-    frames: Any = None
 
 
 class _KnownEntry(_Entry, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -130,8 +133,7 @@ def to_rank_dump(data: object, origin: Origin, interning: Interning) -> RankDump
 def _read(raw: _Dump, origin: Origin, interning: Interning) -> RankDump:
     warnings = _check_version(raw.version)
     groups = _Groups(raw.pg_config or {}, interning)
-    entries = _in_issue_order(_entries(raw.entries or []))
-    operations = _operations(entries, groups, _Stacks(interning))
+    operations = _calls(raw.entries or [], groups, interning)
     progress = _progress(raw.pg_status or {}, groups, warnings)
     return RankDump(
         rank=origin.rank,
@@ -168,15 +170,6 @@ def _refuse_other_types(values: Iterable[Any]) -> None:
             pending.extend(value)
 
 
-def _entries(raw: list[Any]) -> Sequence[_Entry]:
-    try:
-        return msgspec.convert(raw, list[_KnownEntry])
-    except msgspec.ValidationError:
-        # Keys of a newer version, or something wrong: look at all of it, and read what we know.
-        _refuse_other_types(raw)
-        return msgspec.convert(raw, list[_Entry])
-
-
 def _check_version(text: str) -> list[str]:
     """Return the warnings of this version; refuse an unknown major. Numbers compare as numbers: 2.10 is after 2.9."""
     try:
@@ -191,41 +184,28 @@ def _check_version(text: str) -> list[str]:
 
 
 class _Groups:
-    """The groups of one dump: by name and desc as entries write them, and by rank-local id.
-
-    Before torch 2.4 entries have a local id only, and pg_config goes by it. Such a group takes its name from its
-    members, since the id of one and the same group differs between ranks.
-    """
+    """The groups of one dump, by the name and desc that entries write."""
 
     def __init__(self, pg_config: Mapping[Any, Any], interning: Interning) -> None:
-        self.interning = interning
-        self.by_local_id: dict[int | None, ProcessGroup] = {}
+        self._interning = interning
         self._configs = {str(name): _group_config(value) for name, value in pg_config.items()}
-        self._known: dict[tuple[str, str], ProcessGroup] = {}
-        self._descs: dict[str, str] = {}
         self._names_by_id = _names_by_members(self._configs) if any(map(_is_bare, pg_config.values())) else {}
+        self._known: dict[str, ProcessGroup] = {}
+        self.by_local_id: dict[int | None, ProcessGroup] = {}
 
-    def of(self, entry: _Entry) -> ProcessGroup:
-        """Return the group of an entry; its members are unknown where pg_config lacks it."""
-        name = entry.process_group
-        group = self._known.get(name) if name is not None else self.by_local_id.get(entry.pg_id)
-        if group is None:
-            group = self.named(*(name or (str(entry.pg_id), "")))
-        self.by_local_id[entry.pg_id] = group
-        return group
+    def named(self, name: str, desc: str = "") -> ProcessGroup:
+        """Return a group; its members are unknown where pg_config lacks it.
 
-    def named(self, name: str, desc: str | None = None) -> ProcessGroup:
-        """Return a group of pg_config; its desc is what the entries say, where pg_config's own is empty."""
-        desc = desc or self._descs.get(name, "")
-        group = self._known.get((name, desc))
-        if group is None:
-            config = self._configs.get(name)
-            members = None if config is None else config.ranks
-            better_desc = desc or ("" if config is None else config.desc)
-            group = self.interning.group(self._names_by_id.get(name, name), better_desc, members)
-            self._known[name, desc] = group
-            self._descs.setdefault(name, group.desc)
-        return group
+        Its desc is what the entries say, where pg_config's own is empty.
+        """
+        known = self._known.get(name)
+        if known is not None and desc in ("", known.desc):
+            return known
+        config = self._configs.get(name)
+        desc = desc or ("" if config is None else config.desc)
+        members = None if config is None else config.ranks
+        group = self._interning.group(self._names_by_id.get(name, name), desc, members)
+        return self._known.setdefault(name, group) if known is None else group
 
     def listed(self) -> tuple[ProcessGroup, ...]:
         """Return every group of pg_config."""
@@ -241,7 +221,11 @@ def _is_bare(value: object) -> bool:
 
 
 def _names_by_members(configs: Mapping[str, _Group]) -> dict[str, str]:
-    """Return local id -> name for groups that have none: their members, and a number where several have the same."""
+    """Return local id -> name for the groups of torch 2.3, which have none.
+
+    Named by their members, and a number where several have the same: the local id of one and the same group differs
+    between ranks.
+    """
     names: dict[str, str] = {}
     counts: dict[str, int] = {}
     for local_id, config in sorted(configs.items(), key=_by_number):
@@ -262,94 +246,140 @@ def _group_config(value: object) -> _Group:
     return _Group(ranks=msgspec.convert(value, str | tuple[int, ...]))
 
 
-def _in_issue_order(entries: Sequence[_Entry]) -> Sequence[_Entry]:
-    if None in map(_record_id, entries):
-        return entries
-    return sorted(entries, key=_record_id)
+def _calls(raw: list[Any], groups: _Groups, interning: Interning) -> Calls:
+    raw = _in_issue_order(raw)
+    stacks = [entry.pop("frames", None) if isinstance(entry, dict) else None for entry in raw]
+    entries = _entries(raw)
+    names = {name: interning.call_name(name) for name in set(map(_PROFILING_NAME, entries))}
+    groups.by_local_id.update((pg_id, groups.named(*name)) for pg_id, name in set(map(_LOCAL_AND_NAME, entries)))
+    named = {name: groups.named(*name) for name in set(map(_PROCESS_GROUP, entries))}
+    of = list(map(named.__getitem__, map(_PROCESS_GROUP, entries)))
+    kinds = _kinds(entries, names)
+    sequence_ids = _sequence_ids(entries)
+    frames = _frames(((index, stacks[index]) for index in _shown(entries, kinds)), interning)
+
+    def build(index: int) -> Operation:
+        entry = entries[index]
+        name = names[entry.profiling_name]
+        return Operation(
+            record_id=entry.record_id,
+            group=of[index],
+            kind=kinds[index],
+            collective_seq_id=sequence_ids[index],
+            p2p_seq_id=entry.p2p_seq_id,
+            operation=name.operation,
+            source=name.source,
+            destination=name.destination,
+            input_sizes=entry.input_sizes or (),
+            output_sizes=entry.output_sizes or (),
+            input_dtypes=entry.input_dtypes or (),
+            output_dtypes=entry.output_dtypes or (),
+            state=entry.state,
+            retired=entry.retired,
+            issued_ns=entry.issued_ns or None,
+            started_ns=entry.started_ns or None,
+            completed_ns=entry.completed_ns or None,
+            timeout_ms=entry.timeout_ms,
+            frames=frames.get(index, ()),
+        )
+
+    return Calls(entries, of, kinds, sequence_ids, build)
 
 
-def _operations(entries: Sequence[_Entry], groups: _Groups, stacks: _Stacks) -> tuple[Operation, ...]:
-    """Turn entries into operations; a closing `coalesced` entry becomes of the kind of the batch that it closes."""
-    recounted = _recounted(entries)
+def _in_issue_order(raw: list[Any]) -> list[Any]:
+    """Sort entries by record ID where that can be told; torch writes them in order."""
+    try:
+        return sorted(raw, key=itemgetter("record_id"))
+    except (KeyError, TypeError):
+        return raw
+
+
+def _entries(raw: list[Any]) -> Sequence[_Entry]:
+    try:
+        return msgspec.convert(raw, list[_KnownEntry])
+    except msgspec.ValidationError:
+        # Keys of another version, or something wrong: look at all of it, and read what we know.
+        _refuse_other_types(raw)
+        return msgspec.convert([_modern(index, entry) for index, entry in enumerate(raw)], list[_Entry])
+
+
+def _modern(index: int, entry: Any) -> Any:
+    """Bring an entry to the form of torch 2.4: earlier ones have other keys for the same things, or none."""
+    if not isinstance(entry, dict):
+        return entry
+    modern = {"record_id": index, "collective_seq_id": entry.get("seq_id", 0), **entry}
+    modern.setdefault("process_group", (str(entry.get("pg_id")), ""))
+    micros = entry.get("time_created_us")
+    if isinstance(micros, int):
+        modern.setdefault("time_created_ns", micros * 1000)
+    return modern
+
+
+def _kinds(entries: Sequence[_Entry], names: Mapping[str, CallName]) -> Sequence[Kind]:
+    """Return the kind of each call; a closing `coalesced` entry is of that of the batch that it closes."""
+    if not any(map(_IS_P2P, entries)) and not any(name.is_p2p for name in names.values()):
+        return _ALL_COLLECTIVE * len(entries)
+    kinds: list[Kind] = []
     # The number of the send/recv batch that may still be closed, by group.
-    open_batches: dict[ProcessGroup, int] = {}
-    operations = []
-    newest = len(entries) - 1
-    for index, entry in enumerate(entries):
-        group = groups.of(entry)
-        name = groups.interning.call_name(entry.profiling_name)
+    open_batches: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        name = names[entry.profiling_name]
         is_p2p = entry.is_p2p or name.is_p2p
         if is_p2p:
-            open_batches[group] = entry.p2p_seq_id
-        elif open_batches and open_batches.pop(group, None) == entry.p2p_seq_id:
+            open_batches[entry.process_group] = entry.p2p_seq_id
+        elif open_batches.pop(entry.process_group, None) == entry.p2p_seq_id:
             is_p2p = name.is_closing
-        operations.append(
-            Operation(
-                record_id=index if entry.record_id is None else entry.record_id,
-                group=group,
-                kind="p2p" if is_p2p else "collective",
-                collective_seq_id=recounted[index] if recounted else entry.collective_seq_id or entry.seq_id or 0,
-                p2p_seq_id=entry.p2p_seq_id,
-                operation=name.operation,
-                source=name.source,
-                destination=name.destination,
-                input_sizes=entry.input_sizes or (),
-                output_sizes=entry.output_sizes or (),
-                input_dtypes=entry.input_dtypes or (),
-                output_dtypes=entry.output_dtypes or (),
-                state=entry.state,
-                retired=entry.retired,
-                issued_ns=entry.time_created_ns or _issued_ns(entry),
-                started_ns=entry.time_discovered_started_ns or None,
-                completed_ns=entry.time_discovered_completed_ns or None,
-                timeout_ms=entry.timeout_ms,
-                frames=stacks.read(entry.frames) if index == newest or entry.state != "completed" else (),
-            )
-        )
-    return tuple(operations)
+        kinds.append("p2p" if is_p2p else "collective")
+    return kinds
 
 
-def _recounted(entries: Sequence[_Entry]) -> list[int] | None:
-    """Return the collective sequence IDs counted per group from 1, where they are not written so, else None.
+def _sequence_ids(entries: Sequence[_Entry]) -> Sequence[int]:
+    """Return the collective sequence IDs, counted per group from 1.
 
     torchcomms counts from 0 over all groups of a process, which does not compare between ranks; a ring that still
     holds its first call can be counted anew.
     """
-    if not entries or entries[0].collective_seq_id != 0:
-        return None
-    if any(entry.is_p2p or entry.collective_seq_id != index for index, entry in enumerate(entries)):
-        return None
-    counts: dict[tuple[str, str] | None, int] = {}
+    written = list(map(_COLLECTIVE_SEQ_ID, entries))
+    if not written or written != list(range(len(written))) or any(map(_IS_P2P, entries)):
+        return written
+    counts = dict.fromkeys(map(_PROCESS_GROUP, entries), 0)
     recounted = []
     for entry in entries:
-        counts[entry.process_group] = counts.get(entry.process_group, 0) + 1
+        counts[entry.process_group] += 1
         recounted.append(counts[entry.process_group])
     return recounted
 
 
-def _issued_ns(entry: _Entry) -> int | None:
-    return None if entry.time_created_us is None else entry.time_created_us * 1000
+def _shown(entries: Sequence[_Entry], kinds: Sequence[Kind]) -> Iterator[int]:
+    """Yield the calls that a report may show with their stack: the last one, and those a rank can be stuck in.
+
+    Of the open collectives of a group that is the first that nobody gave up; a send or recv may be overtaken by others.
+    """
+    settled: set[tuple[str, str]] = set()
+    for index in [index for index, state in enumerate(map(_STATE, entries)) if state != "completed"]:
+        entry = entries[index]
+        if kinds[index] == "p2p":
+            yield index
+        elif entry.process_group not in settled:
+            yield index
+            if not entry.retired:
+                settled.add(entry.process_group)
+    if entries:
+        yield len(entries) - 1
 
 
-class _Stacks:
-    """The stack frames of one dump. Its entries share frame objects: each is read once."""
-
-    def __init__(self, interning: Interning) -> None:
-        self._interning = interning
-        # The dump's plain data outlives this table, so that an id stays that of its frame.
-        self._by_id: dict[int, Frame] = {}
-
-    def read(self, raw: Any) -> tuple[Frame, ...]:
-        """Return the frames of one entry."""
-        if not raw:
-            return ()
-        return tuple(map(self._frame, msgspec.convert(raw, list[Any])))
-
-    def _frame(self, raw: Any) -> Frame:
-        frame = self._by_id.get(id(raw))
-        if frame is None:
-            frame = self._by_id[id(raw)] = self._interning.frame(msgspec.convert(raw, Frame))
-        return frame
+def _frames(stacks: Iterable[tuple[int, Any]], interning: Interning) -> dict[int, tuple[Frame, ...]]:
+    """Return the stack frames by index. The entries of one dump share frame objects: each is read once."""
+    # The stacks hold the frames while this runs, so that an id stays that of its frame.
+    known: dict[int, Frame] = {}
+    frames: dict[int, tuple[Frame, ...]] = {}
+    for index, stack in stacks:
+        raw = msgspec.convert(stack or (), list[Any])
+        for frame in raw:
+            if id(frame) not in known:
+                known[id(frame)] = interning.frame(frame)
+        frames[index] = tuple(map(known.__getitem__, map(id, raw)))
+    return frames
 
 
 def _progress(pg_status: Mapping[Any, Any], groups: _Groups, warnings: list[str]) -> tuple[GroupProgress, ...]:

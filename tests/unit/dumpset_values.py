@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fr_exporter.dumpset import DumpSetSettings
 from fr_exporter.model import (
+    Calls,
     DumpFile,
     Frame,
     GroupProgress,
@@ -67,8 +68,8 @@ def dump(
         comm_lib_version=None,
         groups=of,
         progress=tuple(GroupProgress(of[0], enqueued, None, None) for _ in of[:1]),
-        operations=tuple(
-            _call(first_record + index, of[0], time, timeout_ms, frames) for index, time in enumerate(issued_s)
+        operations=Calls.of(
+            [_call(first_record + index, of[0], time, timeout_ms, frames) for index, time in enumerate(issued_s)]
         ),
         health={},
         dump_time_ns=None,

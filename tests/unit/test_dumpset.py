@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from fr_exporter.dumpset import DumpSetTracker, Outcome, final_set
-from fr_exporter.model import DumpFile, RankDump
+from fr_exporter.model import Calls, DumpFile, RankDump
 from tests.unit.dumpset_values import BEGIN, FRAME, MINUTE, SECOND, dump, file, group, settings, unreadable
 
 HOUR = 60 * MINUTE
@@ -258,7 +258,7 @@ def test_world_size_given_decides_whom_to_expect() -> None:
 def test_without_known_groups_only_the_grace_ends_the_waiting() -> None:
     """The dumps of torch 2.2 do not say who else there is."""
     tracker = DumpSetTracker(settings())
-    tracker.seen(file(0), RankDump(0, None, "/dumps/_dump_0", "", None, (), (), (), {}, None), now=0)
+    tracker.seen(file(0), RankDump(0, None, "/dumps/_dump_0", "", None, (), (), Calls.of([]), {}, None), now=0)
     assert tracker.present(59).partial
     assert not tracker.present(60).partial
 

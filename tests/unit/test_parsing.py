@@ -161,7 +161,7 @@ def test_dump_without_entries(dump: Dump, missing: str) -> None:
 
     parsed = read(encode(dump))
 
-    assert parsed.operations == ()
+    assert list(parsed.operations) == []
     assert {entry.group.desc: entry.last_enqueued for entry in parsed.progress} == {"default_pg": 2, "mesh_pp": 1}
 
 
