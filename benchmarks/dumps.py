@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 from pathlib import Path
 
 TENSOR_PARALLEL = 8
@@ -20,7 +21,8 @@ def write_set(directory: Path, ranks: int, calls: int, frames: int = 27) -> int:
     written = 0
     world = str(list(range(ranks)))
     for rank in range(ranks):
-        data = pickle.dumps(_dump(rank, ranks, calls, frames, world), protocol=2)
+        # Like torch, keep no memo entry that nothing reads again.
+        data = pickletools.optimize(pickle.dumps(_dump(rank, ranks, calls, frames, world), protocol=2))
         (directory / f"nccl_trace_rank_{rank}").write_bytes(data)
         written += len(data)
     return written

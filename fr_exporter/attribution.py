@@ -11,7 +11,7 @@ from fr_exporter.config import DEFAULT_PATTERN
 from fr_exporter.diagnosis import AttributionState, Diagnosis
 from fr_exporter.errors import UsageError
 from fr_exporter.model import Scope
-from fr_exporter.pipeline import analyze_path
+from fr_exporter.offline import analyze_path
 from fr_exporter.ranges import format_ranges
 from fr_exporter.report import render_health, render_ranks, render_sizes, render_table
 
@@ -25,11 +25,13 @@ def analyze_dumps(
     pattern: str = DEFAULT_PATTERN,
     scope: Scope = "job",
     world_size: int | None = None,
+    jobs: int | None = 1,
 ) -> Diagnosis:
     """Return the diagnosis of the dumps that `path` stands for: a directory, one file, or a path prefix.
 
     In a directory `pattern` selects the dumps; where it finds none the well-known names are tried, and a warning says
     so. `scope` is `node` where the other nodes' ranks dump elsewhere. `world_size` None is taken from the dumps.
+    `jobs` is the number of processes to read in; None takes the cores there are where the files are large.
 
     Raises:
         UsageError: nothing can be read there, or an argument is wrong.
@@ -38,7 +40,9 @@ def analyze_dumps(
         raise UsageError(f"scope must be one of {', '.join(get_args(Scope))}, not {scope!r}")
     if world_size is not None and world_size < 1:
         raise UsageError(f"world size must be at least 1, not {world_size}")
-    return analyze_path(os.fspath(path), pattern=pattern, scope=scope, world_size=world_size)
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"jobs must be at least 1, not {jobs}")
+    return analyze_path(os.fspath(path), pattern=pattern, scope=scope, world_size=world_size, jobs=jobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from fr_exporter._version import __version__
 from fr_exporter.attribution import analyze_dumps
 from fr_exporter.config import DEFAULT_PATTERN, Config, Target, load
 from fr_exporter.diagnosis import Verdict
-from fr_exporter.errors import ConfigError, DumpError, UsageError
+from fr_exporter.errors import ConfigError, DumpError, FRExporterError, UsageError
 from fr_exporter.parsing import DumpReader
 from fr_exporter.pipeline import find_dumps, open_dump
 from fr_exporter.report import printable, render_json, render_text
@@ -100,6 +100,9 @@ def _add_analyze_arguments(parser: argparse.ArgumentParser) -> None:
         help="node: only this node's ranks dump here (default: %(default)s)",
     )
     parser.add_argument("--world-size", metavar="N", type=int, help="ranks of the job (default: from the dumps)")
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, help="processes to read in (default: the cores there are, 1 for small sets)"
+    )
     parser.add_argument("--debug", action="store_true", help="also write each dump as JSON, into --debug-dir")
     parser.add_argument(
         "--debug-dir", metavar="DIR", help="where to (default: a new temporary directory); implies --debug"
@@ -117,6 +120,9 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except (UsageError, ConfigError) as error:
         _note(f"{parser.prog}: error: {error}")
         return EXIT_USAGE
+    except FRExporterError as error:
+        _note(f"{parser.prog}: error: {error}")
+        return EXIT_INTERNAL
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except OSError as error:  # of the output: what cannot be read ends in one of the errors above
@@ -144,7 +150,13 @@ def _analyze(arguments: argparse.Namespace) -> int:
     path = arguments.path if arguments.fr_path is None else arguments.fr_path
     if arguments.debug or arguments.debug_dir is not None:
         _write_debug(path, arguments.pattern, arguments.debug_dir)
-    diagnosis = analyze_dumps(path, pattern=arguments.pattern, scope=arguments.scope, world_size=arguments.world_size)
+    diagnosis = analyze_dumps(
+        path,
+        pattern=arguments.pattern,
+        scope=arguments.scope,
+        world_size=arguments.world_size,
+        jobs=arguments.jobs,
+    )
     if arguments.format == "json":
         report = render_json(diagnosis)
     else:

@@ -46,8 +46,8 @@ class _Reading:
 
     @classmethod
     def of(cls, dump: RankDump, file: DumpFile, at: float) -> _Reading:
-        calls = dump.operations
-        return cls(dump, file, at, calls.newest_issue_ns(), calls.longest_timeout_ms())
+        extremes = dump.operations.extremes
+        return cls(dump, file, at, extremes.newest_issue_ns, extremes.longest_timeout_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,8 @@ def _progress(dump: RankDump) -> dict[str, int]:
     The counters are all that a dump without entries has.
     """
     progress = {f"group {entry.group.key}": entry.last_enqueued for entry in dump.progress}
-    progress["newest call"] = dump.operations.newest_issue_ns()
-    progress["last record"] = dump.operations.last_record_id()
+    progress["newest call"] = dump.operations.extremes.newest_issue_ns
+    progress["last record"] = dump.operations.extremes.last_record_id
     return {what: count for what, count in progress.items() if count is not None}
 
 

@@ -7,11 +7,11 @@ does not tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import attrgetter
-from typing import Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
 import msgspec
 
@@ -86,46 +86,78 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
         return self.p2p_seq_id if self.kind == "p2p" else self.collective_seq_id
 
 
+class Rows(Protocol):
+    """The recorded calls of one rank as the parser keeps them."""
+
+    def operation(self, index: int) -> Operation:
+        """Return the call at an index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """What is asked of all calls of a rank at once; None and 0 where no call tells.
+
+    `newest_time_ns` is the latest time of any kind. `record_starts` tells whether any call shows that it was started:
+    without timing none does.
+    """
+
+    last_record_id: int | None
+    newest_issue_ns: int | None
+    newest_time_ns: int | None
+    longest_timeout_ms: int
+    record_starts: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Any]) -> Extremes:
+        """Work them out from rows with the attributes of `Operation`."""
+        issued, started, completed = (_largest(value_of, rows) for value_of in _TIMES)
+        return cls(
+            last_record_id=max(map(_RECORD_ID, rows), default=None),
+            newest_issue_ns=issued or None,
+            newest_time_ns=max(issued, started, completed) or None,
+            longest_timeout_ms=_largest(_TIMEOUT_MS, rows),
+            record_starts=bool(started) or "started" in map(_STATE, rows),
+        )
+
+
+def _largest(value_of: Callable[[Any], int | None], rows: Sequence[Any]) -> int:
+    return max(filter(None, map(value_of, rows)), default=0)
+
+
+_KEY = attrgetter("key")
+_RECORD_ID = attrgetter("record_id")
+_STATE = attrgetter("state")
+_TIMEOUT_MS = attrgetter("timeout_ms")
+_TIMES = (attrgetter("issued_ns"), attrgetter("started_ns"), attrgetter("completed_ns"))
+
+
+@dataclass(frozen=True, slots=True)
 class Calls(Sequence[Operation]):
     """The recorded calls of one rank in the order it issued them.
 
-    Held as rows of the dump, with columns for what is asked of every call: a job leaves hundreds of thousands of
-    calls, of which a few are looked at. An `Operation` is built when it is asked for.
+    A job leaves hundreds of thousands of calls, of which a few are looked at. So they are held by column for what is
+    asked of every call, and an `Operation` is built when it is asked for. All columns have one length.
     """
 
-    __slots__ = ("_build", "_rows", "collective_seq_ids", "groups", "kinds")
-
-    def __init__(
-        self,
-        rows: Sequence[Any],
-        groups: Sequence[ProcessGroup],
-        kinds: Sequence[Kind],
-        collective_seq_ids: Sequence[int],
-        build: Callable[[int], Operation],
-    ) -> None:
-        """Hold calls by column, all of one length; `build` makes the operation at an index.
-
-        A row has the attributes `record_id`, `state`, `issued_ns`, `started_ns`, `completed_ns`, `timeout_ms`.
-        """
-        self.groups = groups
-        self.kinds = kinds
-        self.collective_seq_ids = collective_seq_ids
-        self._rows = rows
-        self._build = build
+    groups: Sequence[ProcessGroup]
+    kinds: Sequence[Kind]
+    collective_seq_ids: Sequence[int]
+    extremes: Extremes
+    rows: Rows = field(repr=False)
 
     @classmethod
     def of(cls, operations: Sequence[Operation]) -> Calls:
         """Hold operations that exist already."""
         return cls(
-            rows=operations,
             groups=[call.group for call in operations],
             kinds=[call.kind for call in operations],
             collective_seq_ids=[call.collective_seq_id for call in operations],
-            build=operations.__getitem__,
+            extremes=Extremes.of(operations),
+            rows=_Ready(tuple(operations)),
         )
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.groups)
 
     @overload
     def __getitem__(self, index: int) -> Operation: ...
@@ -134,59 +166,37 @@ class Calls(Sequence[Operation]):
     def __getitem__(self, index: slice) -> Sequence[Operation]: ...
 
     def __getitem__(self, index: int | slice) -> Operation | Sequence[Operation]:
-        chosen = range(len(self._rows))[index]
-        return self._build(chosen) if isinstance(chosen, int) else list(map(self._build, chosen))
+        chosen = range(len(self.groups))[index]
+        return self.rows.operation(chosen) if isinstance(chosen, int) else list(map(self.rows.operation, chosen))
 
     def __iter__(self) -> Iterator[Operation]:
-        return map(self._build, range(len(self._rows)))
+        return map(self.rows.operation, range(len(self.groups)))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Calls) and (self is other or list(self) == list(other))
+    def above(self, done: Mapping[str, int]) -> dict[str, list[int]]:
+        """Return, by group key, the indices of the calls with a sequence ID above that of their group in `done`.
 
-    def __hash__(self) -> int:
-        return hash(tuple(self.collective_seq_ids))
-
-    def __repr__(self) -> str:
-        return f"Calls.of({list(self)!r})"
-
-    def by_group(self) -> dict[str, list[int]]:
-        """Return the indices of the calls of each group, by group key."""
+        Of a group that `done` lacks these are all calls.
+        """
         indices: dict[str, list[int]] = {}
-        for index, key in enumerate(map(_KEY, self.groups)):
-            indices.setdefault(key, []).append(index)
+        for index, (key, seq_id) in enumerate(zip(map(_KEY, self.groups), self.collective_seq_ids, strict=True)):
+            if seq_id > done.get(key, -1):
+                indices.setdefault(key, []).append(index)
         return indices
 
-    def last_record_id(self) -> int | None:
-        """Return the largest record ID, None without calls."""
-        return max(map(_RECORD_ID, self._rows), default=None)
-
-    def newest_issue_ns(self) -> int | None:
-        """Return when the last of the calls was issued, None where no call tells."""
-        return self._largest(_ISSUED_NS)
-
-    def newest_time_ns(self) -> int | None:
-        """Return the latest time of any kind, None where there is none."""
-        return max(filter(None, map(self._largest, _TIMES)), default=None)
-
-    def longest_timeout_ms(self) -> int:
-        """Return the longest watchdog timeout, 0 where no call tells."""
-        return self._largest(_TIMEOUT_MS) or 0
-
-    def record_starts(self) -> bool:
-        """Tell whether any call shows that it was started: without timing none does."""
-        return any(map(_STARTED_NS, self._rows)) or "started" in map(_STATE, self._rows)
-
-    def _largest(self, value_of: Callable[[Any], int | None]) -> int | None:
-        return max(filter(None, map(value_of, self._rows)), default=None)
+    def find(self, wanted: Container[tuple[str, int]]) -> Iterator[int]:
+        """Yield the indices of the calls whose (group key, collective sequence ID) is wanted."""
+        calls = zip(map(_KEY, self.groups), self.collective_seq_ids, strict=True)
+        return (index for index, call in enumerate(calls) if call in wanted)
 
 
-_KEY = attrgetter("key")
-_RECORD_ID = attrgetter("record_id")
-_STATE = attrgetter("state")
-_ISSUED_NS = attrgetter("issued_ns")
-_STARTED_NS = attrgetter("started_ns")
-_TIMEOUT_MS = attrgetter("timeout_ms")
-_TIMES = (_ISSUED_NS, _STARTED_NS, attrgetter("completed_ns"))
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Rows that are operations already."""
+
+    operations: tuple[Operation, ...]
+
+    def operation(self, index: int) -> Operation:
+        return self.operations[index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,15 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import BinaryIO, Literal, Protocol
 
 from fr_exporter.analysis import diagnose
-from fr_exporter.config import DEFAULT_PATTERN, Config, load
+from fr_exporter.config import DEFAULT_PATTERN
 from fr_exporter.diagnosis import Diagnosis
-from fr_exporter.dumpset import DumpSetSettings, Outcome, final_set
+from fr_exporter.dumpset import Outcome
 from fr_exporter.errors import DumpError, MalformedDump, PartialDump, UsageError
 from fr_exporter.filenames import WELL_KNOWN_PREFIXES, Matcher
-from fr_exporter.model import DumpFile, DumpSet, RankDump, Scope, UnreadableFile
+from fr_exporter.model import DumpFile, DumpSet, RankDump, UnreadableFile
 from fr_exporter.parsing import DumpReader
 
 Stage = Literal["read", "parse", "analyse"]
@@ -193,46 +192,6 @@ def _one_file(path: str) -> tuple[list[DumpFile], tuple[str, ...]]:
     rank, node = (0, None) if match is None else match
     warnings = ("The file's name holds no rank: taken for rank 0.",) if match is None else ()
     return [DumpFile(path=path, rank=rank, node=node, mtime_ns=status.st_mtime_ns, size=status.st_size)], warnings
-
-
-def analyze_path(
-    path: str,
-    *,
-    pattern: str = DEFAULT_PATTERN,
-    training_job: str = "default",
-    scope: Scope = "job",
-    world_size: int | None = None,
-    generated_at_ns: int | None = None,
-    config: Config | None = None,
-) -> Diagnosis:
-    """Analyse the dump files that `path` stands for (see `find_dumps`), taken as final.
-
-    `generated_at_ns` defaults to now; `config` gives limits and times, its defaults where it is None. Raises UsageError
-    where there is nothing to read.
-    """
-    config = config or load("", env={}, home="")
-    files, warnings = find_dumps(path, pattern)
-    pipeline = Pipeline(
-        max_dump_bytes=config.limits.max_dump_bytes,
-        max_ranks=config.limits.max_ranks,
-        min_open_age_ns=int(config.analysis.min_open_age_s * 1e9),
-    )
-    with collector_paused():
-        outcomes = pipeline.read_all(files)
-        refused = [outcome for _, outcome in outcomes if isinstance(outcome, UnreadableFile)]
-        if len(refused) == len(outcomes):
-            raise UsageError(f"{path}: no dump can be read; {os.path.basename(refused[0].file)}: {refused[0].error}")
-        settings = DumpSetSettings(
-            training_job=training_job,
-            source=path,
-            scope=scope,
-            world_size=world_size,
-            window_s=config.dump_set.window_s,
-            grace_s=config.dump_set.grace_s,
-        )
-        dump_set = final_set(outcomes, settings)
-        dump_set = replace(dump_set, warnings=(*warnings, *dump_set.warnings))
-        return pipeline.analyse(dump_set, time.time_ns() if generated_at_ns is None else generated_at_ns)
 
 
 @contextmanager

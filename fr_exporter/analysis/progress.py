@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fr_exporter.analysis.operations import has_timed_out, is_done_by_state
+from fr_exporter.analysis.operations import has_timed_out, is_done_by_state, is_rooted
 from fr_exporter.model import Calls, DumpSet, GroupProgress, Kind, Operation, ProcessGroup, RankDump
 
 _SECOND_NS = 1_000_000_000
@@ -57,7 +57,7 @@ class Front:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank: its standing in each group by group key, its open calls in issue order, and its fronts.
+    """One rank: its standing in each group by group key, its oldest open calls in issue order, and its fronts.
 
     `fronts` is empty where the rank is not stuck. It holds several where the rank is stuck in a batch of send/recv
     (`certain`), or in one of several calls older than the ring whose order is unknown (not `certain`).
@@ -112,17 +112,17 @@ def rank_states(dump_set: DumpSet, rule: AgeRule) -> dict[int, RankState]:
 
 def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankState:
     calls = dump.operations
-    indices = calls.by_group()
     counters = {progress.group.key: progress for progress in dump.progress}
+    decisive = {key: counter for key, counter in counters.items() if key not in mixed}
+    indices = calls.above({key: counter.last_completed or 0 for key, counter in decisive.items()})
     standings: dict[str, Standing] = {}
     open_calls: list[Operation] = []
     for key in sorted({**counters, **indices}, key=_numbers_in_order):
         of_group = indices.get(key, [])
-        counter = counters.get(key)
-        if counter is not None and key not in mixed:
-            standing, still_open = _by_counter(counter, calls, of_group)
+        if key in decisive:
+            standing, still_open = _by_counter(decisive[key], calls, of_group)
         else:
-            standing, still_open = _by_signs(counter, [calls[index] for index in of_group], key in mixed)
+            standing, still_open = _by_signs(counters.get(key), [calls[index] for index in of_group], key in mixed)
         standings[key] = standing
         open_calls.extend(still_open)
     open_calls.sort(key=lambda call: call.record_id)
@@ -134,10 +134,14 @@ def _numbers_in_order(key: str) -> tuple[int, str]:
     return len(key), key
 
 
-def _by_counter(counter: GroupProgress, calls: Calls, indices: Sequence[int]) -> tuple[Standing, list[Operation]]:
-    """Let the counter decide: calls at or below last completed are done, those above it open, whatever their state."""
+def _by_counter(counter: GroupProgress, calls: Calls, above: Sequence[int]) -> tuple[Standing, list[Operation]]:
+    """Let the counter decide: calls at or below last completed are done, those above it open, whatever their state.
+
+    `above` are the indices of those above it. A group can have thousands open, so return only as many of them as
+    anybody asks for: the oldest ones, up to the first without a root.
+    """
     done = counter.last_completed or 0
-    newest = calls.collective_seq_ids[indices[-1]] if indices else 0
+    newest = calls.collective_seq_ids[above[-1]] if above else 0
     enqueued = max(counter.last_enqueued or 0, newest)
     standing = Standing(
         group=counter.group,
@@ -148,9 +152,12 @@ def _by_counter(counter: GroupProgress, calls: Calls, indices: Sequence[int]) ->
         counters=counter,
         mixed=False,
     )
-    if enqueued <= done:
-        return standing, []
-    return standing, [calls[index] for index in indices if calls.collective_seq_ids[index] > done]
+    oldest: list[Operation] = []
+    for index in above:
+        oldest.append(calls[index])
+        if not is_rooted(oldest[-1]):
+            break
+    return standing, oldest
 
 
 def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool) -> tuple[Standing, list[Operation]]:
@@ -233,7 +240,7 @@ def _with_fronts(
     known = [call for call in open_calls if call.group.ranks is not None]
     older_than_ring = tuple(_older_than_ring(standings, known))
     fronts = older_than_ring or tuple(_front_batch(known))
-    age_known = _is_plausible(dump.dump_time_ns, dump.operations.newest_time_ns())
+    age_known = _is_plausible(dump.dump_time_ns, dump.operations.extremes.newest_time_ns)
     in_flight = None
     if known and not older_than_ring and age_known and rule.excuses and _is_young(known[0], dump.dump_time_ns, rule):
         fronts, in_flight = (), known[0]
@@ -299,4 +306,4 @@ def _is_young(call: Operation, dump_time_ns: int | None, rule: AgeRule) -> bool:
 def _records_starts(dump: RankDump) -> bool:
     if any(progress.last_started is not None for progress in dump.progress):
         return True
-    return dump.operations.record_starts()
+    return dump.operations.extremes.record_starts

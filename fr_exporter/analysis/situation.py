@@ -128,8 +128,8 @@ def _issued(
     issued: dict[tuple[str, int], dict[int, Operation]] = {key: {} for key in disputed}
     for rank, state in states.items():
         calls = state.dump.operations
-        for index, group in enumerate(calls.groups):
-            by_rank = issued.get((group.key, calls.collective_seq_ids[index]))
-            if by_rank is not None and rank not in by_rank and calls.kinds[index] == "collective":
+        for index in calls.find(issued):
+            by_rank = issued[calls.groups[index].key, calls.collective_seq_ids[index]]
+            if rank not in by_rank and calls.kinds[index] == "collective":
                 by_rank[rank] = calls[index]
     return issued

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from fr_exporter.errors import MalformedDump, RejectedDump
-from fr_exporter.model import Calls, Frame, GroupProgress, Kind, Operation, ProcessGroup, RankDump
+from fr_exporter.model import Calls, Extremes, Frame, GroupProgress, Kind, Operation, ProcessGroup, RankDump
 from fr_exporter.parsing.interning import CallName, Interning
 
 KNOWN_MAJORS = (1, 2)
@@ -25,7 +25,7 @@ LIST_VERSION = "1.0"
 _ALL_COLLECTIVE: tuple[Kind] = ("collective",)
 _COLLECTIVE_SEQ_ID = attrgetter("collective_seq_id")
 _IS_P2P = attrgetter("is_p2p")
-_LOCAL_AND_NAME = attrgetter("pg_id", "process_group")
+_PG_ID = attrgetter("pg_id")
 _PROCESS_GROUP = attrgetter("process_group")
 _PROFILING_NAME = attrgetter("profiling_name")
 _STATE = attrgetter("state")
@@ -38,35 +38,51 @@ _PLAIN_TYPES = frozenset({dict, list, tuple, str, int, float, bool, type(None)})
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class _Entry(msgspec.Struct, frozen=True, gc=False):
-    """One element of `entries`, of torch 2.4 and later; earlier ones are brought to this form first."""
+class _Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What we read of one element of `entries`, in the order of `_KEYS`."""
 
     record_id: _Int
     profiling_name: str
     process_group: tuple[str, str]
     collective_seq_id: _Int
-    pg_id: _Int | None = None
-    p2p_seq_id: _Int = 0
-    issued_ns: _Int | None = msgspec.field(default=None, name="time_created_ns")
-    started_ns: _Int | None = msgspec.field(default=None, name="time_discovered_started_ns")
-    completed_ns: _Int | None = msgspec.field(default=None, name="time_discovered_completed_ns")
-    input_sizes: Shapes | None = ()
-    output_sizes: Shapes | None = ()
-    input_dtypes: tuple[str, ...] | None = ()
-    output_dtypes: tuple[str, ...] | None = ()
-    state: str = ""
-    retired: bool = False
-    timeout_ms: _Int | None = None
-    is_p2p: bool = False
+    p2p_seq_id: _Int
+    pg_id: _Int | None
+    issued_ns: _Int | None
+    started_ns: _Int | None
+    completed_ns: _Int | None
+    input_sizes: Shapes | None
+    output_sizes: Shapes | None
+    input_dtypes: tuple[str, ...] | None
+    output_dtypes: tuple[str, ...] | None
+    state: str
+    retired: bool
+    timeout_ms: _Int | None
+    is_p2p: bool
 
 
-class _KnownEntry(_Entry, frozen=True, gc=False, forbid_unknown_fields=True):
-    """An entry with the keys of torch and no others, so that its types are checked as it is converted."""
+# The keys of `_Entry`, with what stands for them where a writer leaves them out; None: they must be there.
+_KEYS: dict[str, Any] = {
+    "record_id": None,
+    "profiling_name": None,
+    "process_group": None,
+    "collective_seq_id": None,
+    "p2p_seq_id": 0,
+    "pg_id": None,
+    "time_created_ns": None,
+    "time_discovered_started_ns": None,
+    "time_discovered_completed_ns": None,
+    "input_sizes": (),
+    "output_sizes": (),
+    "input_dtypes": (),
+    "output_dtypes": (),
+    "state": "",
+    "retired": False,
+    "timeout_ms": None,
+    "is_p2p": False,
+}
 
-    op_id: _Int | None = None
-    duration_ms: float | None = None
-    thread_id: str | None = None
-    thread_name: str | None = None
+# What torch writes beside them, and nobody here needs.
+_OTHER_KEYS = frozenset({"op_id", "duration_ms", "thread_id", "thread_name"})
 
 
 class _Status(msgspec.Struct, frozen=True):
@@ -190,22 +206,28 @@ class _Groups:
         self._interning = interning
         self._configs = {str(name): _group_config(value) for name, value in pg_config.items()}
         self._names_by_id = _names_by_members(self._configs) if any(map(_is_bare, pg_config.values())) else {}
-        self._known: dict[str, ProcessGroup] = {}
+        self._descs: dict[str, str] = {}
+        self._known: dict[tuple[str, str], ProcessGroup] = {}
         self.by_local_id: dict[int | None, ProcessGroup] = {}
 
     def named(self, name: str, desc: str = "") -> ProcessGroup:
         """Return a group; its members are unknown where pg_config lacks it.
 
-        Its desc is what the entries say, where pg_config's own is empty.
+        Its desc is what the entries say, where pg_config's own is empty. Where both say something else this is a
+        former group of that name (`split_group` uses names again), of which pg_config tells nothing any more.
         """
-        known = self._known.get(name)
-        if known is not None and desc in ("", known.desc):
+        desc = desc or self._descs.get(name, "")
+        known = self._known.get((name, desc))
+        if known is not None:
             return known
         config = self._configs.get(name)
-        desc = desc or ("" if config is None else config.desc)
-        members = None if config is None else config.ranks
-        group = self._interning.group(self._names_by_id.get(name, name), desc, members)
-        return self._known.setdefault(name, group) if known is None else group
+        if config is None or (desc and config.desc and desc != config.desc):
+            group = self._interning.group(name, desc, None)
+        else:
+            self._descs[name] = desc or config.desc
+            group = self._interning.group(self._names_by_id.get(name, name), self._descs[name], config.ranks)
+        self._known[name, desc] = group
+        return group
 
     def listed(self) -> tuple[ProcessGroup, ...]:
         """Return every group of pg_config."""
@@ -251,21 +273,62 @@ def _calls(raw: list[Any], groups: _Groups, interning: Interning) -> Calls:
     stacks = [entry.pop("frames", None) if isinstance(entry, dict) else None for entry in raw]
     entries = _entries(raw)
     names = {name: interning.call_name(name) for name in set(map(_PROFILING_NAME, entries))}
-    groups.by_local_id.update((pg_id, groups.named(*name)) for pg_id, name in set(map(_LOCAL_AND_NAME, entries)))
-    named = {name: groups.named(*name) for name in set(map(_PROCESS_GROUP, entries))}
-    of = list(map(named.__getitem__, map(_PROCESS_GROUP, entries)))
+    group_names = list(map(_PROCESS_GROUP, entries))
+    named = {name: groups.named(*name) for name in set(group_names)}
+    of = list(map(named.__getitem__, group_names))
+    groups.by_local_id.update(zip(map(_PG_ID, entries), of, strict=True))
     kinds = _kinds(entries, names)
     sequence_ids = _sequence_ids(entries)
     frames = _frames(((index, stacks[index]) for index in _shown(entries, kinds)), interning)
+    blocks: list[Sequence[_Entry] | bytes] = [
+        entries[start : start + _BLOCK] for start in range(0, len(entries), _BLOCK)
+    ]
+    rows = _EntryRows(blocks, of, kinds, sequence_ids, names, frames)
+    return Calls(of, kinds, sequence_ids, Extremes.of(entries), rows)
 
-    def build(index: int) -> Operation:
-        entry = entries[index]
-        name = names[entry.profiling_name]
+
+class _EntryRows:
+    """The entries of one dump, and what makes operations of them.
+
+    Pickled, as between processes, they are packed by the block, unpacked when one is asked for: most never are.
+    """
+
+    __slots__ = ("_blocks", "_frames", "_groups", "_kinds", "_names", "_sequence_ids")
+
+    def __init__(
+        self,
+        blocks: list[Sequence[_Entry] | bytes],
+        groups: Sequence[ProcessGroup],
+        kinds: Sequence[Kind],
+        sequence_ids: Sequence[int],
+        names: Mapping[str, CallName],
+        frames: Mapping[int, tuple[Frame, ...]] | bytes,
+    ) -> None:
+        self._blocks = blocks
+        self._groups = groups
+        self._kinds = kinds
+        self._sequence_ids = sequence_ids
+        self._names = names
+        self._frames = frames
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = [block if isinstance(block, bytes) else _ENCODE(block) for block in self._blocks]
+        return _EntryRows, (packed, self._groups, self._kinds, self._sequence_ids, self._names, _ENCODE(self._frames))
+
+    def operation(self, index: int) -> Operation:
+        """Return the call at an index."""
+        block = self._blocks[index // _BLOCK]
+        if isinstance(block, bytes):
+            block = self._blocks[index // _BLOCK] = _DECODE(block)
+        if isinstance(self._frames, bytes):
+            self._frames = _DECODE_FRAMES(self._frames)
+        entry = block[index % _BLOCK]
+        name = self._names[entry.profiling_name]
         return Operation(
             record_id=entry.record_id,
-            group=of[index],
-            kind=kinds[index],
-            collective_seq_id=sequence_ids[index],
+            group=self._groups[index],
+            kind=self._kinds[index],
+            collective_seq_id=self._sequence_ids[index],
             p2p_seq_id=entry.p2p_seq_id,
             operation=name.operation,
             source=name.source,
@@ -280,10 +343,17 @@ def _calls(raw: list[Any], groups: _Groups, interning: Interning) -> Calls:
             started_ns=entry.started_ns or None,
             completed_ns=entry.completed_ns or None,
             timeout_ms=entry.timeout_ms,
-            frames=frames.get(index, ()),
+            frames=self._frames.get(index, ()),
         )
 
-    return Calls(entries, of, kinds, sequence_ids, build)
+
+_VALUES = itemgetter(*_KEYS)
+_ENCODE = msgspec.msgpack.Encoder().encode
+_DECODE = msgspec.msgpack.Decoder(list[_Entry]).decode
+_DECODE_FRAMES = msgspec.msgpack.Decoder(dict[int, tuple[Frame, ...]]).decode
+
+# How many entries are packed together.
+_BLOCK = 32
 
 
 def _in_issue_order(raw: list[Any]) -> list[Any]:
@@ -294,25 +364,36 @@ def _in_issue_order(raw: list[Any]) -> list[Any]:
         return raw
 
 
-def _entries(raw: list[Any]) -> Sequence[_Entry]:
-    try:
-        return msgspec.convert(raw, list[_KnownEntry])
-    except msgspec.ValidationError:
+def _entries(raw: list[Any]) -> list[_Entry]:
+    rows = _rows_of_known_keys(raw)
+    if rows is None:
         # Keys of another version, or something wrong: look at all of it, and read what we know.
         _refuse_other_types(raw)
-        return msgspec.convert([_modern(index, entry) for index, entry in enumerate(raw)], list[_Entry])
+        rows = [_VALUES(_modern(index, entry)) for index, entry in enumerate(raw)]
+    return msgspec.convert(rows, list[_Entry])
 
 
-def _modern(index: int, entry: Any) -> Any:
+def _rows_of_known_keys(raw: list[Any]) -> list[tuple[Any, ...]] | None:
+    """Return the values in the order of `_KEYS` where every entry has the keys of torch and no others, else None."""
+    try:
+        others = raw[0].keys() - _KEYS.keys()
+        # All lengths are that of a row, and a row asks for each known key: so there are no unknown ones.
+        rows = list(map(itemgetter(*_KEYS, *others), raw))
+        return rows if others <= _OTHER_KEYS and set(map(len, raw)) == {len(rows[0])} else None
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None
+
+
+def _modern(index: int, entry: Any) -> dict[str, Any]:
     """Bring an entry to the form of torch 2.4: earlier ones have other keys for the same things, or none."""
     if not isinstance(entry, dict):
-        return entry
-    modern = {"record_id": index, "collective_seq_id": entry.get("seq_id", 0), **entry}
-    modern.setdefault("process_group", (str(entry.get("pg_id")), ""))
+        raise MalformedDump(f"not a dump: entry {index} is a {type(entry).__name__}, not a dict")
+    modern = {"record_id": index, "collective_seq_id": entry.get("seq_id", 0)}
+    modern["process_group"] = (str(entry.get("pg_id")), "")
     micros = entry.get("time_created_us")
     if isinstance(micros, int):
-        modern.setdefault("time_created_ns", micros * 1000)
-    return modern
+        modern["time_created_ns"] = micros * 1000
+    return {**_KEYS, **modern, **entry}
 
 
 def _kinds(entries: Sequence[_Entry], names: Mapping[str, CallName]) -> Sequence[Kind]:

@@ -15,8 +15,9 @@ from fr_exporter.dumpset import Outcome
 from fr_exporter.errors import UsageError
 from fr_exporter.filenames import Matcher
 from fr_exporter.model import DumpFile, RankDump, UnreadableFile
+from fr_exporter.offline import analyze_path
 from fr_exporter.parsing import DumpReader
-from fr_exporter.pipeline import Pipeline, analyze_path, find_dumps, list_dumps
+from fr_exporter.pipeline import Pipeline, find_dumps, list_dumps
 from tests.builders import Job
 
 EVERY_DUMP = Matcher.from_pattern("_dump_*")
