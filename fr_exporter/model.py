@@ -7,11 +7,11 @@ does not tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import attrgetter
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, NamedTuple, Protocol, overload
 
 import msgspec
 
@@ -131,17 +131,35 @@ _TIMEOUT_MS = attrgetter("timeout_ms")
 _TIMES = (attrgetter("issued_ns"), attrgetter("started_ns"), attrgetter("completed_ns"))
 
 
+class Column(NamedTuple):
+    """The calls of one group: their indices in the order they were issued, and their collective sequence IDs."""
+
+    indices: list[int]
+    collective_seq_ids: list[int]
+
+
+def columns(groups: Iterable[ProcessGroup], collective_seq_ids: Iterable[int]) -> dict[str, Column]:
+    """Return the calls of each group by group key, from what each call has."""
+    found: dict[str, Column] = {}
+    for index, (key, seq_id) in enumerate(zip(map(_KEY, groups), collective_seq_ids, strict=True)):
+        column = found.get(key)
+        if column is None:
+            column = found[key] = Column([], [])
+        column.indices.append(index)
+        column.collective_seq_ids.append(seq_id)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Calls(Sequence[Operation]):
     """The recorded calls of one rank in the order it issued them.
 
-    A job leaves hundreds of thousands of calls, of which a few are looked at. So they are held by column for what is
-    asked of every call, and an `Operation` is built when it is asked for. All columns have one length.
+    A job leaves hundreds of thousands of calls, of which a few are looked at. So they are held by group for what is
+    asked of every call, and an `Operation` is built when it is asked for.
     """
 
-    groups: Sequence[ProcessGroup]
+    by_group: Mapping[str, Column]
     kinds: Sequence[Kind]
-    collective_seq_ids: Sequence[int]
     extremes: Extremes
     rows: Rows = field(repr=False)
 
@@ -149,15 +167,14 @@ class Calls(Sequence[Operation]):
     def of(cls, operations: Sequence[Operation]) -> Calls:
         """Hold operations that exist already."""
         return cls(
-            groups=[call.group for call in operations],
+            by_group=columns([call.group for call in operations], [call.collective_seq_id for call in operations]),
             kinds=[call.kind for call in operations],
-            collective_seq_ids=[call.collective_seq_id for call in operations],
             extremes=Extremes.of(operations),
             rows=_Ready(tuple(operations)),
         )
 
     def __len__(self) -> int:
-        return len(self.groups)
+        return len(self.kinds)
 
     @overload
     def __getitem__(self, index: int) -> Operation: ...
@@ -166,27 +183,35 @@ class Calls(Sequence[Operation]):
     def __getitem__(self, index: slice) -> Sequence[Operation]: ...
 
     def __getitem__(self, index: int | slice) -> Operation | Sequence[Operation]:
-        chosen = range(len(self.groups))[index]
+        chosen = range(len(self.kinds))[index]
         return self.rows.operation(chosen) if isinstance(chosen, int) else list(map(self.rows.operation, chosen))
 
     def __iter__(self) -> Iterator[Operation]:
-        return map(self.rows.operation, range(len(self.groups)))
+        return map(self.rows.operation, range(len(self.kinds)))
 
-    def above(self, done: Mapping[str, int]) -> dict[str, list[int]]:
-        """Return, by group key, the indices of the calls with a sequence ID above that of their group in `done`.
+    def above(self, key: str, seq_id: int) -> list[int]:
+        """Return the indices of the calls of a group after this collective sequence ID."""
+        column = self.by_group.get(key)
+        if column is None or max(column.collective_seq_ids) <= seq_id:
+            return []
+        return [index for index, own in zip(*column, strict=True) if own > seq_id]
 
-        Of a group that `done` lacks these are all calls.
-        """
-        indices: dict[str, list[int]] = {}
-        for index, (key, seq_id) in enumerate(zip(map(_KEY, self.groups), self.collective_seq_ids, strict=True)):
-            if seq_id > done.get(key, -1):
-                indices.setdefault(key, []).append(index)
-        return indices
+    def p2p_groups(self) -> set[str]:
+        """Return the keys of the groups with a send or recv among these calls."""
+        if "p2p" not in self.kinds:
+            return set()
+        kinds = self.kinds
+        return {key for key, (indices, _) in self.by_group.items() if any(kinds[index] == "p2p" for index in indices)}
 
-    def find(self, wanted: Container[tuple[str, int]]) -> Iterator[int]:
-        """Yield the indices of the calls whose (group key, collective sequence ID) is wanted."""
-        calls = zip(map(_KEY, self.groups), self.collective_seq_ids, strict=True)
-        return (index for index, call in enumerate(calls) if call in wanted)
+    def issued_as(self, key: str, seq_id: int) -> Operation | None:
+        """Return the first call recorded as this collective, None where the ring does not hold it."""
+        column = self.by_group.get(key)
+        if column is None or seq_id not in column.collective_seq_ids:
+            return None
+        for index, own in zip(*column, strict=True):
+            if own == seq_id and self.kinds[index] == "collective":
+                return self[index]
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ completes anything. Where a rank's counters count collectives only they decide; 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fr_exporter.analysis.operations import has_timed_out, is_done_by_state, is_rooted
@@ -95,13 +95,7 @@ class AgeRule:
 
 def _p2p_groups(dumps: Iterable[RankDump]) -> frozenset[str]:
     """Return the keys of the groups that any rank uses for send/recv: their counters do not compare."""
-    return frozenset(
-        group.key
-        for calls in (dump.operations for dump in dumps)
-        if "p2p" in calls.kinds
-        for group, kind in zip(calls.groups, calls.kinds, strict=True)
-        if kind == "p2p"
-    )
+    return frozenset[str]().union(*(dump.operations.p2p_groups() for dump in dumps))
 
 
 def rank_states(dump_set: DumpSet, rule: AgeRule) -> dict[int, RankState]:
@@ -113,16 +107,14 @@ def rank_states(dump_set: DumpSet, rule: AgeRule) -> dict[int, RankState]:
 def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankState:
     calls = dump.operations
     counters = {progress.group.key: progress for progress in dump.progress}
-    decisive = {key: counter for key, counter in counters.items() if key not in mixed}
-    indices = calls.above({key: counter.last_completed or 0 for key, counter in decisive.items()})
     standings: dict[str, Standing] = {}
     open_calls: list[Operation] = []
-    for key in sorted({**counters, **indices}, key=_numbers_in_order):
-        of_group = indices.get(key, [])
-        if key in decisive:
-            standing, still_open = _by_counter(decisive[key], calls, of_group)
+    for key in sorted({**counters, **calls.by_group}, key=_numbers_in_order):
+        counter = counters.get(key)
+        if counter is not None and key not in mixed:
+            standing, still_open = _by_counter(counter, calls)
         else:
-            standing, still_open = _by_signs(counters.get(key), [calls[index] for index in of_group], key in mixed)
+            standing, still_open = _by_signs(counter, [calls[index] for index in calls.above(key, -1)], key in mixed)
         standings[key] = standing
         open_calls.extend(still_open)
     open_calls.sort(key=lambda call: call.record_id)
@@ -134,14 +126,15 @@ def _numbers_in_order(key: str) -> tuple[int, str]:
     return len(key), key
 
 
-def _by_counter(counter: GroupProgress, calls: Calls, above: Sequence[int]) -> tuple[Standing, list[Operation]]:
+def _by_counter(counter: GroupProgress, calls: Calls) -> tuple[Standing, list[Operation]]:
     """Let the counter decide: calls at or below last completed are done, those above it open, whatever their state.
 
-    `above` are the indices of those above it. A group can have thousands open, so return only as many of them as
-    anybody asks for: the oldest ones, up to the first without a root.
+    A group can have thousands open, so return only as many of them as anybody asks for: the oldest ones, up to the
+    first without a root.
     """
-    done = counter.last_completed or 0
-    newest = calls.collective_seq_ids[above[-1]] if above else 0
+    key, done = counter.group.key, counter.last_completed or 0
+    above = calls.above(key, done)
+    newest = max(calls.by_group[key].collective_seq_ids) if above else 0
     enqueued = max(counter.last_enqueued or 0, newest)
     standing = Standing(
         group=counter.group,

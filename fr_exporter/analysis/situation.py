@@ -125,11 +125,15 @@ def _disputed(graph: WaitGraph) -> set[tuple[str, int]]:
 def _issued(
     states: Mapping[int, RankState], disputed: set[tuple[str, int]]
 ) -> dict[tuple[str, int], dict[int, Operation]]:
-    issued: dict[tuple[str, int], dict[int, Operation]] = {key: {} for key in disputed}
+    issued: dict[tuple[str, int], dict[int, Operation]] = {call: {} for call in disputed}
+    seq_ids: dict[str, set[int]] = {}
+    for key, seq_id in disputed:
+        seq_ids.setdefault(key, set()).add(seq_id)
     for rank, state in states.items():
         calls = state.dump.operations
-        for index in calls.find(issued):
-            by_rank = issued[calls.groups[index].key, calls.collective_seq_ids[index]]
-            if rank not in by_rank and calls.kinds[index] == "collective":
-                by_rank[rank] = calls[index]
+        for key in seq_ids.keys() & calls.by_group.keys():
+            for seq_id in seq_ids[key].intersection(calls.by_group[key].collective_seq_ids):
+                call = calls.issued_as(key, seq_id)
+                if call is not None:
+                    issued[key, seq_id][rank] = call
     return issued

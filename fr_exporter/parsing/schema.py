@@ -14,7 +14,17 @@ from typing import Annotated, Any
 import msgspec
 
 from fr_exporter.errors import MalformedDump, RejectedDump
-from fr_exporter.model import Calls, Extremes, Frame, GroupProgress, Kind, Operation, ProcessGroup, RankDump
+from fr_exporter.model import (
+    Calls,
+    Extremes,
+    Frame,
+    GroupProgress,
+    Kind,
+    Operation,
+    ProcessGroup,
+    RankDump,
+    columns,
+)
 from fr_exporter.parsing.interning import CallName, Interning
 
 KNOWN_MAJORS = (1, 2)
@@ -284,7 +294,7 @@ def _calls(raw: list[Any], groups: _Groups, interning: Interning) -> Calls:
         entries[start : start + _BLOCK] for start in range(0, len(entries), _BLOCK)
     ]
     rows = _EntryRows(blocks, of, kinds, sequence_ids, names, frames)
-    return Calls(of, kinds, sequence_ids, Extremes.of(entries), rows)
+    return Calls(columns(of, sequence_ids), kinds, Extremes.of(entries), rows)
 
 
 class _EntryRows:
@@ -302,7 +312,7 @@ class _EntryRows:
         kinds: Sequence[Kind],
         sequence_ids: Sequence[int],
         names: Mapping[str, CallName],
-        frames: Mapping[int, tuple[Frame, ...]] | bytes,
+        frames: Mapping[int, tuple[Frame, ...] | bytes],
     ) -> None:
         self._blocks = blocks
         self._groups = groups
@@ -312,18 +322,18 @@ class _EntryRows:
         self._frames = frames
 
     def __reduce__(self) -> tuple[Any, ...]:
-        packed = [block if isinstance(block, bytes) else _ENCODE(block) for block in self._blocks]
-        return _EntryRows, (packed, self._groups, self._kinds, self._sequence_ids, self._names, _ENCODE(self._frames))
+        frames = {index: _packed(stack) for index, stack in self._frames.items()}
+        packed = list(map(_packed, self._blocks))
+        return _EntryRows, (packed, self._groups, self._kinds, self._sequence_ids, self._names, frames)
 
     def operation(self, index: int) -> Operation:
         """Return the call at an index."""
         block = self._blocks[index // _BLOCK]
         if isinstance(block, bytes):
             block = self._blocks[index // _BLOCK] = _DECODE(block)
-        if isinstance(self._frames, bytes):
-            self._frames = _DECODE_FRAMES(self._frames)
         entry = block[index % _BLOCK]
         name = self._names[entry.profiling_name]
+        frames = self._frames.get(index, ())
         return Operation(
             record_id=entry.record_id,
             group=self._groups[index],
@@ -343,17 +353,21 @@ class _EntryRows:
             started_ns=entry.started_ns or None,
             completed_ns=entry.completed_ns or None,
             timeout_ms=entry.timeout_ms,
-            frames=self._frames.get(index, ()),
+            frames=_DECODE_FRAMES(frames) if isinstance(frames, bytes) else frames,
         )
+
+
+def _packed(value: object) -> bytes:
+    return value if isinstance(value, bytes) else _ENCODE(value)
 
 
 _VALUES = itemgetter(*_KEYS)
 _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE = msgspec.msgpack.Decoder(list[_Entry]).decode
-_DECODE_FRAMES = msgspec.msgpack.Decoder(dict[int, tuple[Frame, ...]]).decode
+_DECODE_FRAMES = msgspec.msgpack.Decoder(tuple[Frame, ...]).decode
 
 # How many entries are packed together.
-_BLOCK = 32
+_BLOCK = 8
 
 
 def _in_issue_order(raw: list[Any]) -> list[Any]:
