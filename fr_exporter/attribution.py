@@ -36,6 +36,8 @@ def analyze_dumps(
     Raises:
         UsageError: nothing can be read there, or an argument is wrong.
     """
+    if not os.fspath(path):
+        raise UsageError("the path of the dumps is empty; give a directory, a file or a path prefix")
     if scope not in get_args(Scope):
         raise UsageError(f"scope must be one of {', '.join(get_args(Scope))}, not {scope!r}")
     if world_size is not None and world_size < 1:

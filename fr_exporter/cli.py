@@ -12,8 +12,8 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NoReturn
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from fr_exporter._version import __version__
 from fr_exporter.attribution import analyze_dumps
@@ -22,7 +22,11 @@ from fr_exporter.diagnosis import Verdict
 from fr_exporter.errors import ConfigError, DumpError, FRExporterError, UsageError
 from fr_exporter.parsing import DumpReader
 from fr_exporter.pipeline import find_dumps, open_dump
-from fr_exporter.report import printable, render_json, render_text
+from fr_exporter.report import render_json, render_text
+from fr_exporter.text import printable
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 EXIT_CODES: dict[Verdict, int] = {"healthy": 0, "hang": 1, "inconclusive": 3}
 EXIT_OK = 0
@@ -44,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="watch for dumps and serve the verdict", allow_abbrev=False)
     serve.add_argument("--config", metavar="FILE", help="configuration (default: the built-in one)")
-    serve.add_argument("--listen", metavar="HOST:PORT", help="address to serve on, instead of web.listen")
     serve.set_defaults(handler=_serve)
     analyze = commands.add_parser(
         "analyze", help="analyse dumps and print the report", description=_ANALYZE, allow_abbrev=False
@@ -74,6 +77,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Give the caller one line instead of the whole usage."""
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:  # noqa: ARG002
+        """Print the help or the version as we print all else: `--help | head -1` is no error."""
+        _write(message)
 
 
 def _add_version(parser: argparse.ArgumentParser) -> None:
@@ -113,8 +120,8 @@ def _add_analyze_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Do what the arguments say, and turn whatever goes wrong into one line and an exit code."""
     debug = os.environ.get("FR_DEBUG") == "1"
-    if debug:
-        logging.basicConfig(level=logging.DEBUG)
+    # What goes wrong with a file stands in the report; the log repeats it, with a traceback where the fault is ours.
+    logging.basicConfig(level=logging.DEBUG if debug else logging.CRITICAL)
     try:
         return _dispatch(parser, argv)
     except (UsageError, ConfigError) as error:
@@ -139,8 +146,7 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 def _dispatch(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     try:
         arguments = parser.parse_args(argv)
-    except SystemExit:  # --help and --version: printed, not yet flushed
-        _write("")
+    except SystemExit:  # --help and --version have been printed
         return EXIT_OK
     code: int = arguments.handler(arguments)
     return code
@@ -168,7 +174,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     from fr_exporter import app  # noqa: PLC0415  the daemon's libraries would slow every analyze down
 
-    return app.run(lambda: _load_config(arguments.config, arguments.listen), os.environ)
+    return app.run(lambda: _load_config(arguments.config), os.environ)
 
 
 def _check_config(arguments: argparse.Namespace) -> int:
@@ -178,20 +184,13 @@ def _check_config(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _load_config(file: str | None, listen: str | None = None) -> Config:
-    """Read a configuration file, or take the defaults; `listen` stands in for its web.listen."""
-    config = _parse_config(file or BUILT_IN, "" if file is None else _read_text(file))
-    if listen is None:
-        return config
-    web = _parse_config("--listen", json.dumps({"web": {"listen": listen}})).web
-    return replace(config, web=replace(config.web, host=web.host, port=web.port))
-
-
-def _parse_config(name: str, text: str) -> Config:
+def _load_config(file: str | None) -> Config:
+    """Read a configuration file, or take the defaults."""
+    text = "" if file is None else _read_text(file)
     try:
         return load(text, env=os.environ, home=os.path.expanduser("~"))
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        raise ConfigError(f"{file or BUILT_IN}: {error}") from error
 
 
 def _read_text(file: str) -> str:
@@ -230,8 +229,7 @@ def _write_debug(path: str, pattern: str, directory: str | None) -> None:
         except (DumpError, OSError, ValueError, RecursionError) as error:
             _note(f"{name}: not written as JSON: {error}")
             continue
-        with open(os.path.join(target, f"{name}.json"), "w", encoding="ascii") as output:
-            output.write(text)
+        _write_file(os.path.join(target, f"{name}.json"), text)
         written += 1
     _note(f"wrote {written} dumps as JSON to {target}")
 
@@ -245,13 +243,25 @@ def _debug_directory(directory: str | None, *, beside: str) -> str:
         raise UsageError(f"--debug-dir {directory}: is where the dumps are; choose another directory")
     try:
         os.makedirs(directory, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"--debug-dir {directory}: is not a directory") from error
     except OSError as error:
         raise UsageError(f"--debug-dir {directory}: {error.strerror or error}") from error
     return directory
 
 
+def _write_file(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="ascii") as output:
+            output.write(text)
+    except OSError as error:
+        raise UsageError(f"--debug-dir: cannot write {path}: {error.strerror or error}") from error
+
+
 def _write(text: str) -> None:
     """Write to standard output, whatever its encoding; a reader that has gone (`| head`) is no error."""
+    if sys.stdout is None:  # closed by the caller, who wants the exit code alone
+        return
     encoding = sys.stdout.encoding or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -264,4 +274,7 @@ def _write(text: str) -> None:
 
 
 def _note(text: str) -> None:
-    sys.stderr.write(f"{printable(text)}\n")
+    """Write a line to standard error; where that cannot be, the exit code must still be ours, never that of a hang."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"{printable(text)}\n")

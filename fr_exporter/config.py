@@ -7,14 +7,16 @@ does for words, and a job may be named 4711. A new key is one line of that table
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import yaml
+from typing import TYPE_CHECKING, Any, Literal
 
 from fr_exporter.errors import ConfigError
 from fr_exporter.model import Scope
+from fr_exporter.text import printable
+
+if TYPE_CHECKING:
+    from fr_exporter.yaml_text import Section, Value
 
 DEFAULT_PATTERN = "_dump_*"
 
@@ -135,20 +137,31 @@ def load(text: str, *, env: Mapping[str, str], home: str) -> Config:
     `env` fills `${VAR}` and names the prefix of PyTorch's dumps, `home` is the home directory. Raises ConfigError with
     the key and its line.
     """
-    entries = _entries(_compose(text), "", ("targets", *_SECTIONS))
+    targets, written = _read(text)
     sections = {
-        name: section.build(**_fields(entries.get(name), name, section.keys, env)[0])
+        name: section.build(**_fields(written.get(name), name, section.keys, env)[0])
         for name, section in _SECTIONS.items()
     }
-    return Config(targets=_targets(entries.get("targets"), env, home), **sections)
+    return Config(targets=_targets(targets, env, home), **sections)
 
 
 def effective_text(config: Config) -> str:
     """Return the configuration in force as YAML text, with defaults and variables filled in; no key holds a secret."""
+    from fr_exporter import yaml_text  # noqa: PLC0415  as in _read
+
     document: dict[str, object] = {"targets": [_shown(target, _TARGET) for target in config.targets]}
     for name, section in _SECTIONS.items():
         document[name] = _shown(getattr(config, name), section.keys)
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    return yaml_text.write(document)
+
+
+def _read(text: str) -> tuple[list[Section], dict[str, Section]]:
+    if not text:
+        return [], {}
+    # `analyze` has no configuration to read, and this import would be a tenth of its start.
+    from fr_exporter import yaml_text  # noqa: PLC0415
+
+    return yaml_text.read(text, _TARGET, {name: section.keys for name, section in _SECTIONS.items()})
 
 
 def _shown(values: object, keys: Mapping[str, _Key]) -> dict[str, object]:
@@ -156,26 +169,24 @@ def _shown(values: object, keys: Mapping[str, _Key]) -> dict[str, object]:
     return {word: None if value is None else keys[word].type.show(value) for word, value in fields.items()}
 
 
-def _targets(node: yaml.Node | None, env: Mapping[str, str], home: str) -> tuple[Target, ...]:
-    if node is None or _is_null(node):
+def _targets(sections: Sequence[Section], env: Mapping[str, str], home: str) -> tuple[Target, ...]:
+    if not sections:
         return (_target(None, "targets[0]", env, home),)
-    if not isinstance(node, yaml.SequenceNode) or not node.value:
-        raise _error(node, "targets must be a list with at least one target")
     targets: list[Target] = []
     index_of: dict[str, int] = {}
-    for index, item in enumerate(node.value):
-        target = _target(item, f"targets[{index}]", env, home)
+    for index, section in enumerate(sections):
+        target = _target(section, f"targets[{index}]", env, home)
         if target.training_job is not None:
             first = index_of.setdefault(target.training_job, index)
             if first != index:
                 message = f"training_job {target.training_job!r} belongs to targets[{first}]; give each its own"
-                raise _error(item, f"targets[{index}]: {message}")
+                raise _error(section, f"targets[{index}]: {message}")
         targets.append(target)
     return tuple(targets)
 
 
-def _target(node: yaml.Node | None, name: str, env: Mapping[str, str], home: str) -> Target:
-    fields, given = _fields(node, name, _TARGET, env)
+def _target(section: Section | None, name: str, env: Mapping[str, str], home: str) -> Target:
+    fields, given = _fields(section, name, _TARGET, env)
     if "path" in given and "prefix" in given:
         raise _error(given["prefix"], f"{name}: path and prefix are both set; keep one of them")
     if "path" not in given and "pattern" in given:
@@ -207,72 +218,25 @@ def _default_prefixes(env: Mapping[str, str], home: str) -> tuple[str, ...]:
     )
 
 
-def _compose(text: str) -> yaml.Node | None:
-    try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"config line {line}: not YAML: {error.reason}") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = 0 if mark is None else mark.line
-        # `{node: ${NODE_NAME}}` reads well and is no YAML: braces end the word before them.
-        quotes = any("${" in bad for bad in text.splitlines()[line : line + 1])
-        hint = "; between { and } put ${VAR} in quotes" if quotes else ""
-        raise ConfigError(f"config line {line + 1}: not YAML: {error.problem}{hint}") from None
-
-
-def _entries(node: yaml.Node | None, name: str, known: Collection[str]) -> dict[str, yaml.Node]:
-    """Return the values of a mapping by key; nothing, or null, is an empty mapping."""
-    if node is None or _is_null(node):
-        return {}
-    if not isinstance(node, yaml.MappingNode):
-        raise _error(node, f"{name or 'the configuration'} must be a mapping of keys to values")
-    entries: dict[str, yaml.Node] = {}
-    for key, value in node.value:
-        word = key.value if isinstance(key, yaml.ScalarNode) else "that is no word"
-        dotted = f"{name}.{word}" if name else word
-        if word not in known:
-            raise _error(key, f"unknown key {dotted}; known keys: {', '.join(sorted(known))}")
-        if word in entries:
-            raise _error(key, f"{dotted} is set twice")
-        entries[word] = value
-    return entries
-
-
 def _fields(
-    node: yaml.Node | None, name: str, keys: Mapping[str, _Key], env: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, yaml.Node]]:
-    """Return the value of each field, and the nodes of the keys that are given one; null leaves the default."""
-    entries = _entries(node, name, keys)
+    section: Section | None, name: str, keys: Mapping[str, _Key], env: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Value]]:
+    """Return the value of each field, and what is written for the keys that are given one; null leaves the default."""
+    values = {} if section is None else section.values
     fields: dict[str, Any] = {}
-    given: dict[str, yaml.Node] = {}
+    given: dict[str, Value] = {}
     for word, key in keys.items():
         try:
-            text = _text(entries[word], env) if word in entries else None
+            text = values[word].text(lambda written: _expand(written, env)) if word in values else None
             if text is not None:
-                given[word] = entries[word]
+                given[word] = values[word]
             elif key.default is not None:
                 text = _expand(key.default, env) or None
             fields[key.field] = None if text is None else key.type.parse(text)
         except ValueError as error:
-            raise _error(entries.get(word), f"{name}.{word}: {error}") from None
+            raise _error(values.get(word), f"{name}.{word}: {error}") from None
     return fields, given
 
-
-def _text(node: yaml.Node, env: Mapping[str, str]) -> str | None:
-    """Return the text of a scalar with its variables expanded; None where that leaves nothing, or a plain null."""
-    if not isinstance(node, yaml.ScalarNode):
-        raise ValueError("must be a single value")
-    text = _expand(node.value, env)
-    return None if not text or (node.style is None and text in _NULLS) else text
-
-
-def _is_null(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULLS
-
-
-_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 
 _DOLLAR = re.compile(r"\$(?:(\$)|\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\})?")
 
@@ -295,9 +259,9 @@ def _expand(text: str, env: Mapping[str, str]) -> str:
     return _DOLLAR.sub(replacement, text)
 
 
-def _error(node: yaml.Node | None, message: str) -> ConfigError:
-    where = "config" if node is None else f"config line {node.start_mark.line + 1}"
-    return ConfigError(" ".join(f"{where}: {message}".split()))
+def _error(at: Section | Value | None, message: str) -> ConfigError:
+    where = "config" if at is None else f"config line {at.line}"
+    return ConfigError(printable(f"{where}: {message}"))
 
 
 @dataclass(frozen=True, slots=True)

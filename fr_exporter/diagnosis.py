@@ -126,7 +126,7 @@ class HungGroup:
         return {
             "process_group": self.group.name,
             "desc": self.group.desc,
-            "ranks": sorted(self.group.ranks or ()),
+            "ranks": None if self.group.ranks is None else sorted(self.group.ranks),
             "cause": self.cause.value,
             "operation": self.operation,
             "kind": self.kind,

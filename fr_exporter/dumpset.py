@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from fr_exporter.model import Calls, DumpFile, DumpSet, Operation, ProcessGroup, RankDump, Scope, UnreadableFile
-from fr_exporter.ranges import format_ranges
+from fr_exporter.ranges import name_ranks
 
 Outcome = RankDump | UnreadableFile
 
@@ -278,24 +278,24 @@ def _usable(readings: list[_Reading], window_s: float) -> tuple[dict[int, RankDu
     warnings = []
     if lagging:
         warnings.append(
-            f"Left out as stale: rank(s) {_few(lagging)}, whose newest call was issued long before that of the others."
+            f"Left out as stale: {_few(lagging)}, whose newest call was issued long before that of the others."
         )
     if contradicted:
         warnings.append(
-            f"Left out as stale: rank(s) {_few(contradicted)}, whose process groups contradict those of the others, as"
+            f"Left out as stale: {_few(contradicted)}, whose process groups contradict those of the others, as"
             " files of another attempt do."
         )
     if doubles:
         used, other = doubles[0]
         warnings.append(
-            f"Several files of rank(s) {_few(reading.file.rank for _, reading in doubles)}: the newer is used, as"
+            f"Several files of {_few(reading.file.rank for _, reading in doubles)}: the newer is used, as"
             f" {_name(used)} instead of {_name(other)}."
         )
     return {rank: by_rank[rank].dump for rank in sorted(by_rank.keys() - contradicted)}, warnings
 
 
 def _few(ranks: Iterable[int]) -> str:
-    return format_ranges(ranks, max_length=80)
+    return name_ranks(ranks, max_length=80)
 
 
 def _name(reading: _Reading) -> str:

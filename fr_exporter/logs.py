@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 import time
 from collections.abc import Mapping
 
 from fr_exporter.config import Log
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+from fr_exporter.text import printable
 
 
 def configure(options: Log, env: Mapping[str, str]) -> None:
@@ -36,7 +34,7 @@ class _TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         # A file's name may hold a line break, or what a terminal takes for a command.
-        record.message = _CONTROL.sub(lambda match: repr(match[0])[1:-1], record.message)
+        record.message = printable(record.message)
         return super().formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002

@@ -14,6 +14,13 @@ def format_ranges(ranks: Iterable[int], *, max_length: int | None = None) -> str
     return join_within(spans, max_length)
 
 
+def name_ranks(ranks: Iterable[int], *, max_length: int | None = None) -> str:
+    """Return `rank 9`, or `ranks 0-7, 12`; `max_length` is that of `format_ranges`."""
+    listed = set(ranks)
+    ranges = format_ranges(listed, max_length=max_length).replace(",", ", ")
+    return f"rank {ranges}" if len(listed) == 1 else f"ranks {ranges}"
+
+
 def join_within(parts: Iterable[tuple[str, int]], max_length: int | None) -> str:
     """Join parts with commas while they fit in `max_length` characters, then add `…+N`.
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
+from typing import get_args
 
 from fr_exporter.diagnosis import (
     AttributionState,
@@ -21,7 +22,8 @@ from fr_exporter.diagnosis import (
     rfc3339,
 )
 from fr_exporter.model import Frame, Kind, ProcessGroup
-from fr_exporter.ranges import format_ranges
+from fr_exporter.ranges import format_ranges, name_ranks
+from fr_exporter.text import printable, span
 
 WIDTH = 100
 MAX_FRAMES = 6
@@ -29,11 +31,11 @@ MAX_BLOCKS = 16
 MAX_RANGES = 400
 _DAY_NS = 86_400 * 1_000_000_000
 
-_CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
-_RESTART = {
-    AttributionState.CONTINUE: "CONTINUE: a restart can help once the suspects are isolated",
-    AttributionState.STOP: "STOP: a restart would meet the same fault, or there is nobody to isolate",
+RESTART: Mapping[AttributionState, str] = {
+    AttributionState.CONTINUE: "can help once the suspects are isolated",
+    AttributionState.STOP: "would meet the same fault, or there is nobody to isolate",
 }
+_CONFIDENCES = get_args(Confidence)
 
 
 def render_text(diagnosis: Diagnosis, *, verbose: bool = False, health_check: bool = False) -> str:
@@ -46,7 +48,7 @@ def render_text(diagnosis: Diagnosis, *, verbose: bool = False, health_check: bo
         _suspects(diagnosis.suspects),
         _hung_groups(diagnosis),
         _mismatches(diagnosis),
-        _without_dump(diagnosis),
+        _not_read(diagnosis),
         _warnings(diagnosis),
     ]
     text = _join(sections)
@@ -77,16 +79,6 @@ def render_sizes(sizes: Iterable[Sequence[int]]) -> str:
     return " ".join(str(list(shape)) for shape in sizes)
 
 
-def printable(text: str) -> str:
-    """Return text with every character that a terminal does not print written as its escape."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
-
-
 def render_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, separator: str = "  ") -> list[str]:
     """Return the lines of a table, columns padded to their widest cell; None reads `-`."""
     cells = [header, *([printable("-" if cell is None else str(cell)) for cell in row] for row in rows)]
@@ -99,21 +91,26 @@ def render_table(header: Sequence[str], rows: Iterable[Sequence[object]], *, sep
 def _head(diagnosis: Diagnosis) -> list[str]:
     partial = " (partial: ranks may still be writing)" if diagnosis.partial else ""
     incident = "" if diagnosis.incident is None else f", incident {diagnosis.incident}"
+    facts: dict[str, str] = {}
+    state = diagnosis.attribution_state
+    if diagnosis.cause is not None:
+        facts["cause"] = diagnosis.cause.value
+        facts["restart"] = f"{state.value}: a restart {RESTART[state]}"
+    facts["job"] = f"{diagnosis.training_job}, scope {diagnosis.scope}{incident}"
+    facts["dumps"] = _dumps(diagnosis)
+    facts["source"] = diagnosis.source
     lines = _paragraph(f"{diagnosis.verdict.upper()}{partial}: {diagnosis.summary}", indent=0)
     lines.append("")
-    if diagnosis.cause is not None:
-        lines += _paragraph(f"cause:    {diagnosis.cause.value}")
-        lines += _paragraph(f"restart:  {_RESTART[diagnosis.attribution_state]}")
-    lines += _paragraph(f"job:      {diagnosis.training_job}, scope {diagnosis.scope}{incident}")
-    lines += _paragraph(f"dumps:    {_dumps(diagnosis)}")
-    lines += _paragraph(f"source:   {diagnosis.source}")
+    for name, fact in facts.items():
+        lines += _paragraph(f"{name}:".ljust(10) + fact, hanging=10)
     return lines
 
 
 def _dumps(diagnosis: Diagnosis) -> str:
     parts = [f"{len(diagnosis.dumped_ranks)} of {diagnosis.expected_ranks} ranks"]
     if diagnosis.first_dump_time_ns is not None:
-        parts.append(f"written {_moment(diagnosis.first_dump_time_ns)} to {_moment(diagnosis.last_dump_time_ns)}")
+        first, last = _moment(diagnosis.first_dump_time_ns), _moment(diagnosis.last_dump_time_ns)
+        parts.append(f"written {first}" if first == last else f"written {first} to {last}")
     if diagnosis.dump_versions:
         parts.append(f"version {', '.join(diagnosis.dump_versions)}")
     if diagnosis.comm_lib_versions:
@@ -121,38 +118,51 @@ def _dumps(diagnosis: Diagnosis) -> str:
     return "; ".join(parts)
 
 
-def _suspects(suspects: Sequence[Suspect]) -> list[str]:
-    """Put the surest first, and those of which the same is to be said into one block.
+def same_finding(suspects: Iterable[Suspect]) -> list[list[Suspect]]:
+    """Return suspects of which the same is to be said together, the surest first.
 
     A communication fault has every member of its group as a suspect.
     """
     by_finding: dict[tuple[object, ...], list[Suspect]] = defaultdict(list)
     for suspect in suspects:
         by_finding[_finding(suspect)].append(suspect)
-    blocks = sorted(by_finding.values(), key=lambda block: _CONFIDENCES.index(block[0].confidence))
-    lines: list[str] = []
-    for block in blocks[:MAX_BLOCKS]:
-        first = block[0]
-        nodes = sorted({suspect.node for suspect in block if suspect.node is not None})
-        where = f" on {', '.join(nodes)}" if nodes else ""
-        ranks = _rank_list([suspect.rank for suspect in block])
-        lines += _paragraph(f"{ranks}{where}: {first.cause.value}, {first.confidence} confidence")
-        lines += _paragraph(first.evidence, indent=4)
-        if first.waiting_ranks:
-            lines += _paragraph(f"waited for by {_rank_list(first.waiting_ranks)}", indent=4)
-        if first.health:
-            lines += _paragraph(f"health: {', '.join(f'{k} {v}' for k, v in sorted(first.health.items()))}", indent=4)
-        if first.last_call is not None:
-            of_rank = f" of rank {first.rank}" if len(block) > 1 else ""
-            lines += _paragraph(f"last call{of_rank}: {_call(first.last_call)}", indent=4)
-            lines += _stack(first.last_call.frames)
-    lines += _left_out("suspects", [suspect for block in blocks[MAX_BLOCKS:] for suspect in block])
-    return _section("Suspects", lines)
+    return sorted(by_finding.values(), key=lambda block: _CONFIDENCES.index(block[0].confidence))
+
+
+def evidence_of(same: Sequence[Suspect]) -> str:
+    """Return what suspects with the same finding did, as a predicate to their ranks."""
+    return same[0].evidence if len(same) == 1 else f"each {same[0].evidence}"
 
 
 def _finding(suspect: Suspect) -> tuple[object, ...]:
     health = tuple(sorted(suspect.health.items()))
     return suspect.cause, suspect.confidence, suspect.evidence, suspect.waiting_ranks, health
+
+
+def _suspects(suspects: Iterable[Suspect]) -> list[str]:
+    blocks = same_finding(suspects)
+    lines = [line for block in blocks[:MAX_BLOCKS] for line in _block(block)]
+    lines += _left_out("suspects", [suspect for block in blocks[MAX_BLOCKS:] for suspect in block])
+    return _section("Suspects", lines)
+
+
+def _block(suspects: Sequence[Suspect]) -> list[str]:
+    """Return what is to be said of suspects with the same finding."""
+    first = suspects[0]
+    nodes = sorted({suspect.node for suspect in suspects if suspect.node is not None})
+    where = f" on {', '.join(nodes)}" if nodes else ""
+    ranks = _rank_list(suspect.rank for suspect in suspects)
+    lines = _paragraph(f"{ranks}{where}: {first.cause.value}, {first.confidence} confidence")
+    lines += _paragraph(evidence_of(suspects), indent=4)
+    if first.waiting_ranks:
+        lines += _paragraph(f"waited for by {_rank_list(first.waiting_ranks)}", indent=4)
+    if first.health:
+        lines += _paragraph(f"health: {', '.join(f'{k} {v}' for k, v in sorted(first.health.items()))}", indent=4)
+    if first.last_call is not None:
+        of_rank = f" of rank {first.rank}" if len(suspects) > 1 else ""
+        lines += _paragraph(f"last call{of_rank}: {_call(first.last_call)}", indent=4)
+        lines += _stack(first.last_call.frames)
+    return lines
 
 
 def _hung_groups(diagnosis: Diagnosis) -> list[str]:
@@ -163,12 +173,12 @@ def _hung_groups(diagnosis: Diagnosis) -> list[str]:
             what.append(f"size {render_sizes(hung.input_sizes)}")
         if hung.dtypes:
             what.append(", ".join(hung.dtypes))
-        members = "" if hung.group.ranks is None else f" of {_rank_list(sorted(hung.group.ranks))}"
+        members = "" if hung.group.ranks is None else f" of {_rank_list(hung.group.ranks)}"
         lines += _paragraph(f"{_group(hung.group)}{members}: {hung.operation or 'unknown call'}, {', '.join(what)}")
         lines += _paragraph(_who_waits(hung, diagnosis.last_dump_time_ns), indent=4)
         lines += _stack(hung.frames)
     lines += _left_out("process groups", diagnosis.hung_process_groups[MAX_BLOCKS:])
-    return _section("Hung process groups, the first one first to look at", lines)
+    return _section("Hung process groups (look at the first one first)", lines)
 
 
 def _who_waits(hung: HungGroup, last_dump_time_ns: int | None) -> str:
@@ -179,7 +189,7 @@ def _who_waits(hung: HungGroup, last_dump_time_ns: int | None) -> str:
     text += f" since {_moment(hung.since_ns)}"
     # A copied file has the time of the copy, and the span would be nonsense.
     if last_dump_time_ns is not None and 0 <= last_dump_time_ns - hung.since_ns <= _DAY_NS:
-        text += f", {_span((last_dump_time_ns - hung.since_ns) // 1_000_000_000)} before the last dump"
+        text += f", {span((last_dump_time_ns - hung.since_ns) // 1_000_000_000)} before the last dump"
     return text
 
 
@@ -194,17 +204,19 @@ def _mismatches(diagnosis: Diagnosis) -> list[str]:
     return _section("Mismatches", lines)
 
 
-def _without_dump(diagnosis: Diagnosis) -> list[str]:
+def without_dump(diagnosis: Diagnosis) -> list[str]:
+    """Return a line for each state of ranks that have no usable dump, such as `missing: ranks 3, 5 (no dump)`."""
     states = (
         ("missing", "no dump", diagnosis.missing_ranks),
         ("pending", "may still write", diagnosis.pending_ranks),
         ("stale", "only a dump of an earlier time, left out", diagnosis.stale_ranks),
         ("remote", "outside this node", diagnosis.remote_ranks),
     )
-    lines: list[str] = []
-    for name, meaning, ranks in states:
-        if ranks:
-            lines += _paragraph(f"{name}: {_rank_list(ranks)} ({meaning})")
+    return [f"{name}: {_rank_list(ranks)} ({meaning})" for name, meaning, ranks in states if ranks]
+
+
+def _not_read(diagnosis: Diagnosis) -> list[str]:
+    lines = [line for state in without_dump(diagnosis) for line in _paragraph(state)]
     for unreadable in diagnosis.unreadable_files[:MAX_BLOCKS]:
         lines += _paragraph(f"unreadable: {unreadable.file}: {unreadable.error}")
     lines += _left_out("unreadable files", diagnosis.unreadable_files[MAX_BLOCKS:])
@@ -241,21 +253,24 @@ def _ranks(diagnosis: Diagnosis) -> list[str]:
 
 
 def _progress(diagnosis: Diagnosis) -> list[str]:
-    """Show how far each group got: ranks with the same counters share a row, those that lag come first."""
-    ranks_by_progress: dict[tuple[ProcessGroup, Kind], dict[tuple[int | None, ...], list[int]]] = {}
+    """Show how far each group got, the hung ones first; ranks with the same counters share a row, laggards first."""
+    ranks_of: dict[tuple[ProcessGroup, Kind, tuple[int | None, ...]], list[int]] = defaultdict(list)
     for report in diagnosis.ranks:
         for entry in report.progress:
-            rows = ranks_by_progress.setdefault((entry.group, entry.kind), defaultdict(list))
-            rows[_counters(entry)].append(report.rank)
-    lines = render_table(
-        ("process group", "description", "kind", "enqueued", "started", "completed", "open", "ranks"),
-        [
-            (group.name, group.desc, kind, *counters, format_ranges(rows[counters], max_length=MAX_RANGES))
-            for (group, kind), rows in ranks_by_progress.items()
-            for counters in sorted(rows, key=_lag)
-        ],
-    )
-    return _section("Progress", _indented(lines) if ranks_by_progress else [])
+            ranks_of[entry.group, entry.kind, _counters(entry)].append(report.rank)
+    hung = {entry.group for entry in diagnosis.hung_process_groups}
+    keys = sorted(ranks_of, key=lambda key: (key[0] not in hung, *_name_order(key[0]), key[1], _lag(key[2])))
+    rows = [
+        (group.name, group.desc, kind, *counters, format_ranges(ranks_of[group, kind, counters], max_length=MAX_RANGES))
+        for group, kind, counters in keys
+    ]
+    header = ("process group", "description", "kind", "enqueued", "started", "completed", "open", "ranks")
+    return _section("Progress", _indented(render_table(header, rows)) if rows else [])
+
+
+def _name_order(group: ProcessGroup) -> tuple[int, str, str]:
+    """Sort the usual names, which are numbers, as such."""
+    return len(group.name), group.name, group.key
 
 
 def _counters(entry: RankProgress) -> tuple[int | None, ...]:
@@ -278,28 +293,21 @@ def _call(call: Call) -> str:
 
 
 def _group(group: ProcessGroup) -> str:
-    return f"process group {group.name}" + (f" {group.desc}" if group.desc not in ("", group.name) else "")
+    return f"process group {group.name}" + (f" ({group.desc})" if group.desc not in ("", group.name) else "")
 
 
 def _position(kind: Kind, seq_id: int | None) -> str:
     return f"{'send/recv' if kind == 'p2p' else 'collective'} {'unknown' if seq_id is None else seq_id}"
 
 
-def _rank_list(ranks: Sequence[int]) -> str:
-    ranges = format_ranges(ranks, max_length=MAX_RANGES).replace(",", ", ")
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges}"
+def _rank_list(ranks: Iterable[int]) -> str:
+    return name_ranks(ranks, max_length=MAX_RANGES)
 
 
 def _moment(time_ns: int | None) -> str:
     """Return a time to the second: nobody reads microseconds off a page at night."""
     text = rfc3339(time_ns)
     return "unknown" if text is None else f"{text[:19]}Z"
-
-
-def _span(seconds: int) -> str:
-    hours, minutes = seconds // 3600, seconds // 60 % 60
-    parts = ((hours, "h"), (minutes, "min"), (seconds % 60, "s"))
-    return " ".join(f"{amount} {unit}" for amount, unit in parts if amount) or "0 s"
 
 
 def _stack(frames: Sequence[Frame]) -> list[str]:
@@ -328,14 +336,14 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _paragraph(text: str, *, indent: int = 2) -> list[str]:
-    """Return text as lines of at most WIDTH columns where words allow it, continued two columns further in."""
+def _paragraph(text: str, *, indent: int = 2, hanging: int = 2) -> list[str]:
+    """Return text as lines of at most WIDTH columns where words allow it, continued `hanging` columns further in."""
     margin = " " * indent
     return wrap(
         printable(text),
         WIDTH,
         initial_indent=margin,
-        subsequent_indent=f"{margin}  ",
+        subsequent_indent=margin + " " * hanging,
         break_long_words=False,
         break_on_hyphens=False,
     )

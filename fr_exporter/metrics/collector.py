@@ -1,6 +1,6 @@
 """One snapshot of the store -> metric families.
 
-Each metric has one function that says its samples, in a table keyed by the catalogue's names. A family is a dict from
+Each metric has one function that says its samples, in tables keyed by the catalogue's names. A family is a dict from
 label values to value, so that no two samples can have the same labels.
 """
 
@@ -82,7 +82,10 @@ def _families(targets: Sequence[TargetState], limits: Limits) -> Families:
     verdicts = [
         _Verdict.of(target, target.diagnosis, limits.max_suspects) for target in targets if target.diagnosis is not None
     ]
-    families = {name: _family(samples_of, targets) for name, samples_of in _OF_TARGET.items()}
+    # A directory of jobs that cannot be listed is watched, or not, and is no job.
+    jobs = [target for target in targets if target.training_job]
+    families = {name: _family(samples_of, jobs) for name, samples_of in _OF_JOB.items()}
+    families["fr_exporter_watch_up"] = _family(_watch_up, targets)
     families |= {name: _family(samples_of, verdicts) for name, samples_of in _OF_VERDICT.items()}
     rank_families, dropped = _rank_families(verdicts, limits.max_rank_series)
     dropped["fr_suspect_rank"] = sum(len(verdict.diagnosis.suspects) - len(verdict.suspects) for verdict in verdicts)
@@ -310,7 +313,7 @@ def _health(verdict: _Verdict, report: RankReport) -> Iterator[Sample]:
             yield (*_rank(verdict, report), device), report.health[device].lower() == "healthy"
 
 
-_OF_TARGET: dict[str, Callable[[TargetState], Iterator[Sample]]] = {
+_OF_JOB: dict[str, Callable[[TargetState], Iterator[Sample]]] = {
     "fr_hang": _hang,
     "fr_verdict": _verdict,
     "fr_diagnosis_partial": _partial,
@@ -318,7 +321,6 @@ _OF_TARGET: dict[str, Callable[[TargetState], Iterator[Sample]]] = {
     "fr_suspect_ranks": _suspect_ranks,
     "fr_waiting_ranks": _waiting_ranks,
     "fr_exporter_last_analysis_timestamp_seconds": _last_analysis,
-    "fr_exporter_watch_up": _watch_up,
 }
 
 _OF_VERDICT: dict[str, Callable[[_Verdict], Iterator[Sample]]] = {

@@ -13,12 +13,14 @@ from fr_exporter.web.http import Response, as_json, error
 
 def diagnosis(snapshot: Snapshot, training_job: str | None) -> Response:
     """Return the diagnosis of one job; the name may be left out where there is one job."""
-    jobs = [target.training_job for target in snapshot.targets]
+    # A directory of jobs that cannot be listed has a state, and no name.
+    targets = [target for target in snapshot.targets if target.training_job]
+    jobs = [target.training_job for target in targets]
     if not jobs:
         return error("no training job is watched", HTTPStatus.NOT_FOUND)
     if training_job is None and len(jobs) > 1:
         return error("say which: ?training_job=<name>", HTTPStatus.BAD_REQUEST, training_jobs=jobs)
-    for target in snapshot.targets:
+    for target in targets:
         if training_job in (None, target.training_job):
             if target.diagnosis is None:
                 return error(f"no dumps of {target.training_job} yet: watching {target.path}", HTTPStatus.NOT_FOUND)

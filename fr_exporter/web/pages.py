@@ -6,13 +6,13 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from html import escape
-from itertools import groupby
 from urllib.parse import quote
 
-from fr_exporter.diagnosis import AttributionState, Diagnosis, HungGroup, Mismatch, Suspect, rfc3339
-from fr_exporter.ranges import format_ranges
-from fr_exporter.report import printable
+from fr_exporter.diagnosis import Camp, Diagnosis, HungGroup, Mismatch, Suspect, rfc3339
+from fr_exporter.ranges import format_ranges, name_ranks
+from fr_exporter.report import RESTART, evidence_of, same_finding, without_dump
 from fr_exporter.store import Snapshot, TargetState
+from fr_exporter.text import printable, span
 
 REFRESH_S = 5
 MAX_ROWS = 32
@@ -55,17 +55,13 @@ td::before{content:attr(data-label) ": ";color:var(--dim);font-weight:400}}
 # The hash lets the page's own style through its Content-Security-Policy, and nothing that a dump might smuggle in.
 STYLE_SOURCE = f"'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'"
 
-_RESTART = {
-    AttributionState.CONTINUE: "can help once the suspects are isolated",
-    AttributionState.STOP: "would meet the same fault, or there is nobody to isolate",
-}
-
 
 def landing(snapshot: Snapshot, *, now_ns: int, version: str) -> str:
     """Return the landing page: every job, the ones that hang first."""
     targets = sorted(snapshot.targets, key=_urgency)
     hanging = sum(target.hang for target in targets)
-    title = f"{hanging} of {len(targets)} jobs hanging" if hanging else "no hang"
+    named = sum(bool(target.training_job) for target in targets)
+    title = f"{hanging} of {named} jobs hanging" if hanging else "no hang"
     jobs = "".join(_job(target, now_ns) for target in targets)
     return _page(
         f"{title} - fr_exporter",
@@ -151,7 +147,7 @@ def _facts(target: TargetState, diagnosis: Diagnosis, now_ns: int) -> str:
     if diagnosis.cause is not None:
         state = diagnosis.attribution_state
         facts["Cause"] = diagnosis.cause.value
-        facts["Restart"] = f"{_RESTART[state]} ({state.value})"
+        facts["Restart"] = f"{RESTART[state]} ({state.value})"
     for headline in diagnosis.hung_process_groups[:1]:
         facts["Stuck since"] = _since(headline.since_ns, now_ns)
     if target.incident is not None:
@@ -164,12 +160,12 @@ def _facts(target: TargetState, diagnosis: Diagnosis, now_ns: int) -> str:
 
 
 def _suspects(suspects: Sequence[Suspect]) -> str:
-    """One row for each finding: a communication fault says the same of every member of a group."""
     rows = []
-    for (cause, confidence, evidence), same in groupby(suspects, key=lambda s: (s.cause, s.confidence, s.evidence)):
-        found = list(same)
-        nodes = ", ".join(sorted({suspect.node for suspect in found if suspect.node}))
-        rows.append((_ranks(suspect.rank for suspect in found), nodes, cause.value, confidence, evidence))
+    for same in same_finding(suspects):
+        first = same[0]
+        nodes = ", ".join(sorted({suspect.node for suspect in same if suspect.node}))
+        ranks = _ranks(suspect.rank for suspect in same)
+        rows.append((ranks, nodes, first.cause.value, first.confidence, evidence_of(same)))
     return _table("Suspects", ("Rank", "Node", "Cause", "Confidence", "Evidence"), rows)
 
 
@@ -196,22 +192,20 @@ def _mismatches(mismatches: Sequence[Mismatch]) -> str:
             mismatch.group.desc,
             str(mismatch.collective_seq_id),
             mismatch.kind,
-            "; ".join(f"{camp.value} on {_named(camp.ranks)}" for camp in mismatch.camps[:MAX_ROWS]),
+            "; ".join(map(_camp, mismatch.camps[:MAX_ROWS])),
         )
         for mismatch in mismatches
     ]
     return _table("Not the same on all ranks", ("Process group", "Description", "Sequence ID", "What", "Who"), rows)
 
 
+def _camp(camp: Camp) -> str:
+    return f"{camp.value} on {name_ranks(camp.ranks, max_length=MAX_RANGES)}"
+
+
 def _not_read(diagnosis: Diagnosis) -> str:
-    states = (
-        ("no dump", diagnosis.missing_ranks),
-        ("dump still expected", diagnosis.pending_ranks),
-        ("only a dump of an earlier time, left out", diagnosis.stale_ranks),
-        ("outside this node", diagnosis.remote_ranks),
-    )
-    lines = [f"{_named(ranks)}: {meaning}" for meaning, ranks in states if ranks]
-    return _list("Not read", [*lines, *(f"{file.file}: {file.error}" for file in diagnosis.unreadable_files)])
+    unreadable = (f"unreadable: {file.file}: {file.error}" for file in diagnosis.unreadable_files)
+    return _list("Not read", [*without_dump(diagnosis), *unreadable])
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -242,31 +236,16 @@ def _ranks(ranks: Iterable[int]) -> str:
     return format_ranges(ranks, max_length=MAX_RANGES).replace(",", ", ")
 
 
-def _named(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_ranks(ranks)}"
-
-
 def _since(time_ns: int | None, now_ns: int) -> str:
     moment = rfc3339(time_ns)
     if time_ns is None or moment is None:
         return "at an unknown time"
-    ago = f", {_span((now_ns - time_ns) // 1_000_000_000)} ago" if now_ns >= time_ns else ""
+    ago = f", {span((now_ns - time_ns) // 1_000_000_000)} ago" if now_ns >= time_ns else ""
     return f"{_moment(moment)}{ago}"
 
 
 def _moment(moment: str | None) -> str:
     return "" if moment is None else f"{moment[:19].replace('T', ' ')} UTC"
-
-
-def _span(seconds: int) -> str:
-    """Return a time span in its largest unit that fits, and the next."""
-    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    parts = []
-    for name, length in units:
-        if seconds >= length:
-            parts.append(f"{seconds // length} {name}")
-            seconds %= length
-    return " ".join(parts[:2]) or "0 s"
 
 
 def _text(value: str) -> str:

@@ -75,7 +75,7 @@ def suspect(
         node=f"node{rank // 8:02}",
         cause=cause,
         confidence=confidence,
-        evidence=f"Rank {rank} is stuck in a call that its peers completed.",
+        evidence="is stuck in a call that its peers completed",
         waiting_ranks=(),
         last_call=None,
         health={},
@@ -148,12 +148,12 @@ def device_stall() -> Diagnosis:
         suspects=(
             suspect(
                 12,
-                evidence="Rank 12 is in call 42806 of group 41, which rank 13 completed: it is at 42817.",
+                evidence="is stuck in call 42806 of group 41, which rank 13 completed",
                 waiting_ranks=(13, 15),
             ),
             suspect(
                 14,
-                evidence="Rank 14 is in call 42806 of group 42, which rank 15 completed: it is at 42815.",
+                evidence="is stuck in call 42806 of group 42, which rank 15 completed",
                 waiting_ranks=(13, 15),
             ),
         ),

@@ -135,6 +135,7 @@ def test_a_known_name_stands_in_for_the_default_pattern(hang: Path, capsys: Capt
         (["analyze"], "one of the arguments --fr-path PATH is required (see fr-exporter analyze --help)"),
         (["analyze", "a", "--fr-path", "b"], "argument --fr-path: not allowed with argument PATH"),
         (["analyze", "/nowhere/at/all"], "/nowhere/at/all: No such file or directory"),
+        (["analyze", ""], "the path of the dumps is empty"),
         (["analyze", ".", "--scope", "nodes"], "argument --scope: invalid choice: 'nodes'"),
         (["analyze", ".", "--world-size", "0"], "world size must be at least 1, not 0"),
         (["analyze", ".", "--world-size", "many"], "argument --world-size: invalid int value: 'many'"),
@@ -142,7 +143,6 @@ def test_a_known_name_stands_in_for_the_default_pattern(hang: Path, capsys: Capt
         (["analyse", "."], "invalid choice: 'analyse'"),
         (["analyze", "no\nsuch\x1bthing"], "no\\nsuch\\x1bthing"),
         (["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file or directory"),
-        (["serve", "--listen", "nonsense"], "--listen: "),
         ([], "the following arguments are required: COMMAND"),
     ],
 )
@@ -184,6 +184,28 @@ def test_an_internal_error_is_not_a_hang(
     assert lines is None or err.count("\n") == lines
 
 
+def test_a_fault_of_the_parser_is_one_line_as_well(hang: Path) -> None:
+    """What a bug makes of a file is said once, with the file's name, and FR_DEBUG=1 shows where the bug is."""
+    code = (
+        "import sys; from fr_exporter import cli, parsing; parsing.DumpReader.read = lambda *_, **__: 1 / 0; "
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    for debug, has_traceback in (("0", False), ("1", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "analyze", str(hang)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "FR_DEBUG": debug},
+        )
+        assert done.returncode == 2
+        assert "the parser failed on it (ZeroDivisionError: division by zero)" in done.stderr.splitlines()[-1]
+        assert ("Traceback" in done.stderr) == has_traceback
+        assert has_traceback or done.stderr.count("\n") == 1
+
+
 def test_debug_writes_each_dump_as_json_elsewhere(hang: Path, tmp_path: Path, capsys: Capture) -> None:
     """The JSON of the dumps goes into the directory that was named, the dumps stay alone, the report stays clean."""
     before = sorted(path.name for path in hang.iterdir())
@@ -217,14 +239,32 @@ def test_debug_never_writes_beside_the_dumps(hang: Path, capsys: Capture) -> Non
     assert sorted(hang.iterdir()) == before
 
 
+def test_debug_output_that_cannot_be_written_is_one_line(hang: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A file in the place of the directory, or of the output a directory, is a mistake of the caller: exit code 2."""
+    file = tmp_path / "file"
+    file.touch()
+    taken = _directory(tmp_path, "taken")
+    _directory(taken, "_dump_0.json")
+    for directory, line in (
+        (file, f"--debug-dir {file}: is not a directory"),
+        (file / "below", f"--debug-dir {file}/below: Not a directory"),
+        (taken, f"--debug-dir: cannot write {taken}/_dump_0.json: Is a directory"),
+    ):
+        assert main(["analyze", str(hang), "--debug-dir", str(directory)]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err) == ("", f"fr-exporter: error: {line}\n")
+
+
 def test_a_reader_that_leaves_is_no_error(hang: Path) -> None:
     """`fr-exporter analyze … | head -0` prints no complaint and keeps its exit code."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as stdout:
-        for arguments, code in ((["analyze", str(hang)], 1), (["--help"], 0)):
-            done = _run(*arguments, stdout=stdout)
-            assert (done.returncode, done.stderr) == (code, "")
+        for arguments, code in ((["analyze", str(hang)], 1), (["--help"], 0), (["--version"], 0)):
+            # Unbuffered, the write itself fails and not the flush.
+            for unbuffered in ("", "1"):
+                done = _run(*arguments, stdout=stdout, env={"PYTHONUNBUFFERED": unbuffered})
+                assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_a_full_disk_is_not_a_verdict(hang: Path) -> None:
@@ -233,6 +273,20 @@ def test_a_full_disk_is_not_a_verdict(hang: Path) -> None:
         done = _run("analyze", str(hang), stdout=stdout)
     assert done.returncode == 4
     assert done.stderr == "fr-exporter: error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "path", "code"),
+    [(">&-", "hang", 1), (">&-", "healthy", 0), ("2>/dev/full", "nothing", 2), ("2>&-", "nothing", 2)],
+)
+def test_the_exit_code_survives_closed_and_full_streams(
+    redirection: str, path: str, code: int, hang: Path, healthy: Path, tmp_path: Path
+) -> None:
+    """Who asks for the exit code alone gets it, and an error that cannot be written never ends in that of a hang."""
+    assert {hang.name, healthy.name} == {path.name for path in tmp_path.iterdir()}
+    command = f'"$0" -m fr_exporter analyze "$1" {redirection}'
+    shell = ["sh", "-c", command, sys.executable, str(tmp_path / path)]
+    assert subprocess.run(shell, cwd=ROOT, check=False, timeout=60).returncode == code
 
 
 def test_any_encoding_of_the_terminal_will_do(tmp_path: Path) -> None:
@@ -251,7 +305,8 @@ def test_analyze_starts_without_the_daemons_libraries(hang: Path) -> None:
     """The command line loads nothing that only `serve` needs."""
     code = (
         "import sys; from fr_exporter.cli import main; code = main(sys.argv[1:]); "
-        "print(*{'prometheus_client', 'watchdog', 'waitress', 'asyncio', 'http'} & set(sys.modules), file=sys.stderr)"
+        "unwanted = {'prometheus_client', 'watchdog', 'waitress', 'asyncio', 'http', 'yaml'}; "
+        "print(*unwanted & set(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "analyze", str(hang)], cwd=ROOT, capture_output=True, check=True, timeout=60

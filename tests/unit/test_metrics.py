@@ -23,7 +23,6 @@ from fr_exporter.metrics.catalog import CATALOG, CAUSE
 from fr_exporter.metrics.collector import DomainCollector
 from fr_exporter.metrics.telemetry import Telemetry
 from fr_exporter.model import ProcessGroup
-from fr_exporter.ranges import format_ranges
 from fr_exporter.store import TargetState
 from tests.unit import diagnosis_values as values
 
@@ -129,6 +128,13 @@ def test_exactly_one_verdict_holds(verdict: str) -> None:
         if name == "fr_verdict"
     }
     assert verdicts == {name: float(name == verdict) for name in ("none", "healthy", "hang", "inconclusive")}
+
+
+def test_a_directory_of_jobs_that_cannot_be_listed_is_no_job() -> None:
+    """It shows as not watched, and in no series of a job: a rule for every job would count one that does not exist."""
+    page = scrape([values.target(training_job="", watch_up=False)])
+    assert find(page, "fr_exporter_watch_up", path="/dumps") == [0]
+    assert {name for name, _ in read(page)} == {"fr_exporter_watch_up", "fr_exporter_series_dropped"}
 
 
 @pytest.mark.parametrize("state", ALL_STATES, ids=lambda state: state.training_job)
@@ -425,26 +431,3 @@ def test_the_documentation_is_up_to_date(capsys: pytest.CaptureFixture[str], tmp
     assert capsys.readouterr().err.count("\n") == 1
     assert docs.main([str(outdated)]) == 0
     assert docs.main(["--check", str(outdated)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([0], "0"), ([14, 9], "9,14"), ([12, *range(8)], "0-7,12"), ([3, 2, 2], "2-3"), ([0, 2, 4], "0,2,4")],
-)
-def test_ranges(ranks: list[int], text: str) -> None:
-    """Ranks are sorted, counted once, and neighbours joined."""
-    assert format_ranges(ranks) == text
-
-
-@given(st.sets(st.integers(0, 300)), st.integers(0, 40))
-def test_ranges_lose_nothing(ranks: set[int], max_length: int) -> None:
-    """What the ranges hold and what they say is left out make up all the ranks, in at most so many characters."""
-    kept, _, left_out = format_ranges(ranks, max_length=max_length).partition("…+")
-    shown: set[int] = set()
-    for part in filter(None, kept.split(",")):
-        first, _, last = part.partition("-")
-        shown |= set(range(int(first), int(last or first) + 1))
-    assert len(kept) <= max_length
-    assert shown <= ranks
-    assert len(shown) + int(left_out or 0) == len(ranks)
-    assert format_ranges(shown) == kept

@@ -8,20 +8,10 @@ from datetime import datetime, timezone
 
 import pytest
 
-from fr_exporter.diagnosis import (
-    AttributionState,
-    Call,
-    Camp,
-    Cause,
-    Diagnosis,
-    HungGroup,
-    Mismatch,
-    RankProgress,
-    RankReport,
-    Suspect,
-)
+from fr_exporter.diagnosis import Call, Camp, Cause, HungGroup, Mismatch, RankProgress, RankReport, Suspect
 from fr_exporter.model import Frame, ProcessGroup, UnreadableFile
-from fr_exporter.report import WIDTH, printable, render_json, render_text
+from fr_exporter.report import WIDTH, render_json, render_text
+from tests.unit import diagnosis_values as values
 
 EXPERT = ProcessGroup.of("7", "EXPERT_MODEL_PARALLEL_GROUP", (0, 1, 2, 3))
 TENSOR = ProcessGroup.of("3", "TENSOR_MODEL_PARALLEL_GROUP", (2, 3))
@@ -33,30 +23,12 @@ def at(clock: str) -> int:
     return int(moment.timestamp()) * 1_000_000_000
 
 
-HEALTHY = Diagnosis(
+HEALTHY = values.diagnosis(
     training_job="default",
-    source="/dumps",
-    scope="job",
-    verdict="healthy",
-    partial=False,
-    summary="No rank is stuck.",
-    cause=None,
-    attribution_state=AttributionState.CONTINUE,
-    hung_process_groups=(),
-    suspects=(),
-    mismatches=(),
     world_size=4,
     expected_ranks=4,
     dumped_ranks=(0, 1, 2, 3),
-    missing_ranks=(),
-    pending_ranks=(),
-    stale_ranks=(),
-    remote_ranks=(),
-    unreadable_files=(),
-    warnings=(),
-    ranks=(),
     dump_versions=("2.10",),
-    comm_lib_versions=("2.27.3",),
     generated_at_ns=at("04:00:00"),
     first_dump_time_ns=at("03:14:07"),
     last_dump_time_ns=at("03:14:09"),
@@ -78,7 +50,7 @@ STALLED = Suspect(
     node="node01",
     cause=Cause.HOST_STALL,
     confidence="high",
-    evidence="Rank 2 has nothing open and issued call 20 of process group 7 last, while ranks 0-1, 3 are in call 21.",
+    evidence="has nothing open and issued call 20 of process group 7 (EXPERT) last, while ranks 0-1, 3 are in call 21",
     waiting_ranks=(0, 1, 3),
     last_call=ALL_REDUCE,
     health={"gpu": "Healthy"},
@@ -121,22 +93,22 @@ HANG: Rank 2 stopped issuing calls; ranks 0, 1 and 3 wait for it.
   restart:  CONTINUE: a restart can help once the suspects are isolated
   job:      default, scope job, incident 20260102T030405Z-1a2b3c
   dumps:    4 of 4 ranks; written 2026-01-02T03:14:07Z to 2026-01-02T03:14:09Z; version 2.10;
-    communication library 2.27.3
+            communication library 2.27.3
   source:   /dumps
 
 Suspects
   rank 2 on node01: host_stall, high confidence
-    Rank 2 has nothing open and issued call 20 of process group 7 last, while ranks 0-1, 3 are in
-      call 21.
+    has nothing open and issued call 20 of process group 7 (EXPERT) last, while ranks 0-1, 3 are in
+      call 21
     waited for by ranks 0-1, 3
     health: gpu Healthy
-    last call: nccl:all_reduce in process group 3 TENSOR_MODEL_PARALLEL_GROUP, collective 41,
+    last call: nccl:all_reduce in process group 3 (TENSOR_MODEL_PARALLEL_GROUP), collective 41,
       completed, issued 2026-01-02T03:04:04Z
       at all_reduce (torch/distributed.py:2501)
       at load_batch (train.py:88)
 
-Hung process groups, the first one first to look at
-  process group 7 EXPERT_MODEL_PARALLEL_GROUP of ranks 0-3: nccl:all_to_all, collective 21, size
+Hung process groups (look at the first one first)
+  process group 7 (EXPERT_MODEL_PARALLEL_GROUP) of ranks 0-3: nccl:all_to_all, collective 21, size
     [4027, 5120], BFloat16
     ranks 0-1, 3 waiting for rank 2 since 2026-01-02T03:04:05Z, 10 min 4 s before the last dump
       at layer_0 (moe.py:0)
@@ -158,9 +130,15 @@ HEALTHY: No rank is stuck.
 
   job:      default, scope job
   dumps:    4 of 4 ranks; written 2026-01-02T03:14:07Z to 2026-01-02T03:14:09Z; version 2.10;
-    communication library 2.27.3
+            communication library 2.27.3
   source:   /dumps"""
     )
+
+
+def test_dumps_of_one_second_have_one_time() -> None:
+    """A span from a time to itself tells nothing."""
+    report = render_text(replace(HEALTHY, last_dump_time_ns=HEALTHY.first_dump_time_ns))
+    assert "4 of 4 ranks; written 2026-01-02T03:14:07Z; version 2.10; communication" in report
 
 
 def test_what_was_not_read_stands_before_the_warnings() -> None:
@@ -200,7 +178,7 @@ def test_a_mismatch_reads_as_camps() -> None:
     mismatch = Mismatch(EXPERT, 39, "size", (Camp("[1025]", (0, 1, 3)), Camp("[262144]", (2,))))
     assert """
 Mismatches
-  process group 7 EXPERT_MODEL_PARALLEL_GROUP: collective 39, not the same size everywhere
+  process group 7 (EXPERT_MODEL_PARALLEL_GROUP): collective 39, not the same size everywhere
     [1025]: ranks 0-1, 3
     [262144]: rank 2""" in render_text(replace(HANG, mismatches=(mismatch,)))
 
@@ -216,6 +194,7 @@ def test_suspects_with_the_same_finding_share_a_block() -> None:
         "  rank 500 on node01: host_stall, high confidence",
         "  ranks 0-499, 501-1023: communication_fault, low confidence",
     ]
+    assert "low confidence\n    each has nothing open" in report
     assert "    last call of rank 0: nccl:all_reduce in" in report
 
 
@@ -227,10 +206,10 @@ def test_a_copied_files_time_makes_no_span() -> None:
 
 def test_many_findings_end_in_how_many_are_left_out() -> None:
     """A long list is cut after 16 findings, and the report says how many suspects it leaves out and where they are."""
-    suspects = tuple(replace(STALLED, rank=rank, evidence=f"Rank {rank} stopped.") for rank in range(100))
+    suspects = tuple(replace(STALLED, rank=rank, evidence=f"stopped after call {rank}") for rank in range(100))
     report = render_text(replace(HANG, suspects=suspects))
-    assert "Rank 15 stopped." in report
-    assert "Rank 16 stopped." not in report
+    assert "stopped after call 15\n" in report
+    assert "stopped after call 16\n" not in report
     assert "  and 84 more suspects: --format json has them all\n" in report
 
 
@@ -247,7 +226,7 @@ def test_verbose_adds_each_ranks_state_and_each_groups_progress() -> None:
     )
     diagnosis = replace(HANG, ranks=ranks)
     stuck = (
-        "nccl:all_to_all in process group 7 EXPERT_MODEL_PARALLEL_GROUP, "
+        "nccl:all_to_all in process group 7 (EXPERT_MODEL_PARALLEL_GROUP), "
         "collective 21, scheduled, issued 2026-01-02T03:04:05Z"
     )
     assert render_text(diagnosis, verbose=True) == render_text(diagnosis) + (
@@ -265,6 +244,15 @@ Progress
   7              EXPERT_MODEL_PARALLEL_GROUP  collective  20        -        20         0     2
   7              EXPERT_MODEL_PARALLEL_GROUP  collective  21        -        20         1     0-1,3"""
     )
+
+
+def test_progress_shows_the_hung_group_first_and_the_rest_by_number() -> None:
+    """What one looks for stands on top; group 10 comes after group 9, whichever rank was read first."""
+    groups = [ProcessGroup.of(name, "", (0, 1)) for name in ("10", "9", "0")]
+    ranks = (RankReport(0, None, None, None, tuple(values.progress(of, 5, 5) for of in (*groups, EXPERT)), {}),)
+    report = render_text(replace(HANG, ranks=ranks), verbose=True)
+    rows = report.partition("\nProgress\n")[2].splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["7", "0", "9", "10"]
 
 
 def test_health_checks_show_the_odd_ones_first() -> None:
@@ -317,12 +305,6 @@ def test_a_dump_cannot_drive_the_terminal(hostile: str) -> None:
     assert all(line.isprintable() for line in text.split("\n"))
     assert not any(line.startswith("HEALTHY") for line in text.splitlines())
     assert json.loads(render_json(diagnosis).encode("ascii"))["summary"] == hostile
-
-
-def test_printable_keeps_what_can_be_read() -> None:
-    """Letters of any script stay; a control character becomes the escape that names it."""
-    assert printable("データ group é") == "データ group é"
-    assert printable("a\tb\x1b") == "a\\tb\\x1b"
 
 
 def test_long_lists_of_ranks_wrap() -> None:

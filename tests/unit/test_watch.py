@@ -81,6 +81,23 @@ def test_reading_a_file_is_no_change(tmp_path: Path, watcher: Watcher, changes: 
     assert changes.get(timeout=10) == str(tmp_path / "_dump_1")
 
 
+def test_a_file_that_grows_wakes_nobody_before_it_is_closed(
+    tmp_path: Path, watcher: Watcher, changes: queue.Queue[str]
+) -> None:
+    """However many writes a dump takes, it is reported when it is new and when its writer is done, and not between."""
+    watcher.require([str(tmp_path)])
+    watcher.check(0.0)
+
+    with (tmp_path / "_dump_0").open("wb", buffering=0) as writer:
+        assert changes.get(timeout=10) == str(tmp_path / "_dump_0")
+        for _ in range(100):
+            writer.write(b"more")
+        (tmp_path / "_dump_1").touch()
+        assert changes.get(timeout=10) == str(tmp_path / "_dump_1")
+        drain(changes)
+    assert changes.get(timeout=10) == str(tmp_path / "_dump_0")
+
+
 def test_a_watched_directory_is_listed_at_the_rescan_interval(tmp_path: Path, watcher: Watcher) -> None:
     """With inotify a directory is listed once, then every rescan interval: inotify can lose events."""
     watcher.require([str(tmp_path)])
@@ -152,6 +169,26 @@ def test_a_directory_made_again_at_once_is_watched_anew(
     (directory / "_dump_0").write_bytes(b"new")
 
     wait_for(changes, directory / "_dump_0")
+
+
+def test_that_a_transient_directory_is_gone_is_no_news(
+    tmp_path: Path, watcher: Watcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory that may go is down without a word when it goes; any other trouble with it is told."""
+    caplog.set_level(logging.INFO)
+    directory = tmp_path / "job"
+    directory.mkdir()
+    watcher.require([str(directory)], transient=[str(directory)])
+    watcher.check(0.0)
+
+    directory.rmdir()
+    watcher.check(2.0)
+    assert not watcher.up(str(directory))
+    assert caplog.records == []
+
+    directory.write_text("not a directory")
+    watcher.check(4.0)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_directory_that_vanishes_is_down_until_it_is_back(

@@ -354,8 +354,8 @@ def test_catching_up_waits_for_nothing(tmp_path: Path) -> None:
     assert verdicts == [[2]]
 
 
-def test_discovered_jobs_follow_their_directories(tmp_path: Path) -> None:
-    """A sub-directory is a job while it is there; a name that is taken is not watched twice."""
+def test_discovered_jobs_follow_their_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A sub-directory is a job while it is there, and may go; a name that is taken is told, and not watched twice."""
     taken = tmp_path / "elsewhere"
     for directory in (taken, tmp_path / "jobs" / "one", tmp_path / "jobs" / "taken"):
         directory.mkdir(parents=True)
@@ -371,6 +371,8 @@ def test_discovered_jobs_follow_their_directories(tmp_path: Path) -> None:
 
     assert {state.training_job for state in bench.store.snapshot().targets} == {"taken", "two"}
     assert [incident.closed_at_ns is not None for incident in bench.store.snapshot().incidents] == [True]
+    warnings = [record.getMessage() for record in caplog.records if "hang: " not in record.getMessage()]
+    assert warnings == [f"{tmp_path / 'jobs' / 'taken'} is not watched: there is another training job of that name"]
 
 
 def test_a_directory_of_jobs_that_is_absent_is_shown(tmp_path: Path) -> None:
@@ -402,3 +404,17 @@ def test_a_job_is_forgotten_when_nothing_changed_for_its_ttl(tmp_path: Path) -> 
     found = find_jobs(str(tmp_path), root, now_ns)
 
     assert found == [str(tmp_path / "new"), str(tmp_path / "rewritten")]
+
+
+def test_a_link_to_a_job_is_no_other_job(tmp_path: Path) -> None:
+    """A hang behind `latest` would page twice; a directory that lies elsewhere is a job by the name of its link."""
+    root = tmp_path / "jobs"
+    for directory in (root / "run-7", tmp_path / "elsewhere"):
+        directory.mkdir(parents=True)
+    for link in ("latest", "z-latest"):
+        (root / link).symlink_to("run-7")
+    (root / "far").symlink_to(tmp_path / "elsewhere")
+    (root / "dangling").symlink_to("nowhere")
+    [target] = config({"path": str(root), "discover": True}).targets
+
+    assert find_jobs(str(root), target, time.time_ns()) == [str(root / "far"), str(root / "run-7")]
