@@ -200,7 +200,9 @@ def _listen(web: Web) -> socket.socket:
     try:
         return socket.create_server((web.host, web.port), family=family)
     except OSError as error:
-        raise UsageError(f"cannot listen on {web.listen}: {error.strerror or error}; change web.listen") from error
+        # The library repeats the address after the reason.
+        reason = str(error.strerror or error).partition(" (while attempting")[0]
+        raise UsageError(f"cannot listen on {web.listen}: {reason}; change web.listen") from error
 
 
 def _limit_memory(limit: int) -> None:

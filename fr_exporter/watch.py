@@ -21,7 +21,6 @@ from watchdog.events import (
     FileClosedEvent,
     FileCreatedEvent,
     FileDeletedEvent,
-    FileModifiedEvent,
     FileMovedEvent,
     FileSystemEvent,
     FileSystemEventHandler,
@@ -33,10 +32,10 @@ from fr_exporter.config import Watch
 
 Backend = Literal["inotify", "polling"]
 
-# Our own reads open and close files: without a filter every read would wake us again.
+# A dump is complete when its writer closes it; each write before that would only have us read half of it once more.
+# Our own reads must wake nobody either.
 _EVENTS: list[type[FileSystemEvent]] = [
     FileCreatedEvent,
-    FileModifiedEvent,
     FileClosedEvent,
     FileMovedEvent,
     FileDeletedEvent,
@@ -77,13 +76,15 @@ class Watcher:
         self._deleted: deque[str] = deque()
         self._handler = _Forward(changed, self._deleted.append)
         self._directories: dict[str, _Directory] = {}
+        self._transient: frozenset[str] = frozenset()
         self._observer: BaseObserver | None = None
         self._fallback: Backend = "polling" if options.backend == "polling" else "inotify"
         self.deadline = float("-inf")
 
-    def require(self, directories: Iterable[str]) -> None:
-        """Watch exactly these directories from the next `check` on."""
+    def require(self, directories: Iterable[str], transient: Iterable[str] = ()) -> None:
+        """Watch exactly these directories from the next `check` on; that a transient one is gone is no news."""
         wanted = set(directories)
+        self._transient = frozenset(transient)
         for path in self._directories.keys() - wanted:
             self._unschedule(self._directories.pop(path))
         for path in wanted - self._directories.keys():
@@ -124,6 +125,8 @@ class Watcher:
         directory = self._directories[path]
         self._unschedule(directory)
         directory.identity = None
+        if path in self._transient and isinstance(error, FileNotFoundError):
+            return
         reason = error.strerror or str(error)
         if directory.error is None:
             every = self.options.poll_interval_s

@@ -157,7 +157,9 @@ class Worker:
         for job in self._jobs.values():
             for directory in job.directories:
                 self._jobs_of.setdefault(directory, []).append(job)
-        self._watcher.require({*self._jobs_of, *self._roots})
+        # The directory above tells when a job's is gone, or cannot be told.
+        discovered = (path for paths in self._discovered.values() for path in paths)
+        self._watcher.require({*self._jobs_of, *self._roots}, transient=discovered)
         for name in new:
             for directory in self._jobs[name].directories:
                 self._watcher.relist(directory)
@@ -226,8 +228,11 @@ def find_jobs(root: str, target: Target, now_ns: int) -> list[str]:
     oldest_ns = now_ns - int(target.discover_ttl_s * 1e9)
     matcher = Matcher.from_pattern(target.pattern or DEFAULT_PATTERN)
     with os.scandir(root) as entries:
-        paths = [entry.path for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    return sorted(path for path in paths if _changed_since(path, matcher, oldest_ns))
+        directories = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    # A link such as `latest` to the directory of a job is no other job: the directory itself comes last, and stays.
+    directories.sort(key=lambda entry: (not entry.is_symlink(), entry.name))
+    paths = {os.path.realpath(entry.path): entry.path for entry in directories}
+    return sorted(path for path in paths.values() if _changed_since(path, matcher, oldest_ns))
 
 
 def _changed_since(path: str, matcher: Matcher, oldest_ns: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fr_exporter.analysis.situation import Culprit, Situation
-from fr_exporter.analysis.waitgraph import StuckCall
+from fr_exporter.analysis.waitgraph import CallId, StuckCall
 from fr_exporter.diagnosis import Cause, HungGroup
 from fr_exporter.model import Kind, ProcessGroup
 
@@ -21,7 +21,7 @@ class _Found:
     group: ProcessGroup
     kind: Kind
     culprits: list[Culprit] = field(default_factory=list)
-    calls: list[StuckCall] = field(default_factory=list)
+    calls: dict[CallId, StuckCall] = field(default_factory=dict)
 
 
 def hung_groups(culprits: Sequence[Culprit], situation: Situation) -> tuple[HungGroup, ...]:
@@ -34,10 +34,9 @@ def hung_groups(culprits: Sequence[Culprit], situation: Situation) -> tuple[Hung
     for culprit in culprits:
         for call in _calls_of(culprit, situation):
             entry = found.setdefault((call.group.key, call.id.kind), _Found(call.group, call.id.kind))
-            if culprit not in entry.culprits:
+            if not entry.culprits or entry.culprits[-1] is not culprit:
                 entry.culprits.append(culprit)
-            if call not in entry.calls:
-                entry.calls.append(call)
+            entry.calls.setdefault(call.id, call)
     ordered = sorted(found.values(), key=_rank_in_order)
     return tuple(_hung_group(entry) for entry in ordered)
 
@@ -54,16 +53,16 @@ def _calls_of(culprit: Culprit, situation: Situation) -> Iterable[StuckCall]:
 def _rank_in_order(entry: _Found) -> tuple[int, bool, int, int, str]:
     is_p2p = entry.kind == "p2p"
     unmatched = any(culprit.cause is Cause.P2P_UNMATCHED for culprit in entry.culprits)
-    first = _first_call(entry.calls)
-    waiters = {rank for call in entry.calls for rank in call.waiters}
+    first = _first_call(entry.calls.values())
+    waiters = {rank for call in entry.calls.values() for rank in call.waiters}
     return (-len(entry.culprits), is_p2p is not unmatched, _since(first), -len(waiters), entry.group.key)
 
 
 def _hung_group(entry: _Found) -> HungGroup:
-    call = _first_call(entry.calls)
+    call = _first_call(entry.calls.values())
     cause = entry.culprits[0].cause
     suspects = frozenset[int]().union(*(culprit.ranks for culprit in entry.culprits))
-    waiters = {rank for stuck in entry.calls for rank in stuck.waiters}
+    waiters = {rank for stuck in entry.calls.values() for rank in stuck.waiters}
     waiting = waiters - suspects or waiters
     members = frozenset(entry.group.ranks or ())
     operation = call.operation
@@ -83,7 +82,7 @@ def _hung_group(entry: _Found) -> HungGroup:
     )
 
 
-def _first_call(calls: Sequence[StuckCall]) -> StuckCall:
+def _first_call(calls: Iterable[StuckCall]) -> StuckCall:
     return min(calls, key=lambda call: (_since(call), call.id.seq_id))
 
 

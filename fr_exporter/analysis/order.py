@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
 from fr_exporter.analysis.waitgraph import StuckCall
-from fr_exporter.analysis.wording import name_ranks, name_stuck
+from fr_exporter.analysis.wording import name_stuck
 from fr_exporter.diagnosis import Cause, Confidence
 from fr_exporter.model import Operation, ProcessGroup
+from fr_exporter.ranges import name_ranks
 
 
 def check(component: Component, situation: Situation) -> Culprit | None:

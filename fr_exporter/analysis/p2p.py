@@ -14,25 +14,18 @@ def check(component: Component, situation: Situation) -> Culprit | None:
         unmatched = [call for call in component.calls if call.unmatched]
     else:
         unmatched = [call for rank in component.ranks for call in situation.lacking.get(rank, ()) if call.unmatched]
+    pairs = {(call.waiters[0], call.order[0]) for call in component.calls if call.unmatched}
     accusations: dict[int, Accusation] = {}
-    for call in unmatched:
-        peer, waiter = call.order[0], call.waiters[0]
-        if _sends_meet(peer, waiter, component) or _went_past(peer, call, situation):
+    # Of the calls of one pair the first tells as much as all.
+    for (waiter, peer), call in {(call.waiters[0], call.order[0]): call for call in reversed(unmatched)}.items():
+        # Two ranks, each in a send or recv to the other that the other never met, or one that went on.
+        if (peer, waiter) in pairs or _went_past(peer, call, situation):
             evidence = f"never issued the counterpart of {name_stuck(call)} and went on; rank {waiter} waits for it"
             accusations.setdefault(peer, Accusation(peer, evidence, "medium"))
     if not accusations:
         return None
     suspects = tuple(accusations[rank] for rank in sorted(accusations))
     return Culprit(Cause.P2P_UNMATCHED, suspects, component.calls)
-
-
-def _sends_meet(peer: int, waiter: int, component: Component) -> bool:
-    """Tell whether both ranks are stuck in a send or recv to each other that the other never met."""
-    return any(_is_unmatched_from(call, peer, waiter) for call in component.calls)
-
-
-def _is_unmatched_from(call: StuckCall, rank: int, peer: int) -> bool:
-    return call.unmatched and call.waiters == (rank,) and call.order == (peer,)
 
 
 def _went_past(peer: int, call: StuckCall, situation: Situation) -> bool:

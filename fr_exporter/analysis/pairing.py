@@ -13,22 +13,30 @@ from fr_exporter.model import Operation
 
 
 class Peer(NamedTuple):
-    """The rank on the other side of a send or recv, and its open counterpart; None where it did not issue one."""
+    """The rank on the other side of a send or recv, and its open counterpart; None where it has none open.
+
+    `completed` tells that the peer has completed the counterpart.
+    """
 
     rank: int
     counterpart: Operation | None
+    completed: bool
 
 
 class OpenPairs:
     """All open sends and recvs, by direction."""
 
     def __init__(self, states: Mapping[int, RankState]) -> None:
+        self._states = states
         self._open: dict[tuple[str, int, int, int], list[Operation]] = {}
+        self._place: dict[tuple[int, int], int] = {}
         for rank, state in states.items():
             for call in state.open_calls:
                 ends = _ends(call)
                 if ends is not None:
-                    self._open.setdefault((call.group.key, *ends, rank), []).append(call)
+                    of_pair = self._open.setdefault((call.group.key, *ends, rank), [])
+                    self._place[rank, call.record_id] = len(of_pair)
+                    of_pair.append(call)
 
     def peer_of(self, rank: int, call: Operation) -> Peer | None:
         """Return the other side of one of `rank`'s open calls, None where the call does not name it."""
@@ -39,10 +47,20 @@ class OpenPairs:
         other = destination if rank == source else source
         if other == rank:
             return None
-        own = self._open.get((call.group.key, source, destination, rank), [])
         theirs = self._open.get((call.group.key, source, destination, other), [])
-        place = own.index(call)
-        return Peer(other, theirs[place] if place < len(theirs) else None)
+        place = self._place[rank, call.record_id] + self._ahead(rank, other, call)
+        return Peer(other, theirs[place] if 0 <= place < len(theirs) else None, completed=place < 0)
+
+    def _ahead(self, rank: int, other: int, call: Operation) -> int:
+        """Return how many more calls of the pair `rank` has done than its peer; 0 where the rings do not tell."""
+        counts = []
+        for side in (rank, other):
+            state = self._states.get(side)
+            standing = None if state is None else state.standings.get(call.group.key)
+            if standing is None or standing.pairs_done is None:
+                return 0
+            counts.append(standing.pairs_done.get((call.source, call.destination), 0))
+        return counts[0] - counts[1]
 
 
 def _ends(call: Operation) -> tuple[int, int] | None:

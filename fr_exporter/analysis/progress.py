@@ -16,14 +16,18 @@ from fr_exporter.model import Calls, DumpSet, GroupProgress, Kind, Operation, Pr
 _SECOND_NS = 1_000_000_000
 _DAY_NS = 86_400 * _SECOND_NS
 
+# The source and the destination of a send or recv, group ranks.
+_Pair = tuple[int | None, int | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """One rank in one group, counted in collective sequence IDs; 0 stands for none yet.
 
-    `last_completed` is the last collective up to which all are done. `first_open` is the oldest open one, None where
-    none is open. `counters` are those of the dump, as written; `mixed` tells that some rank uses the group for
-    send/recv, so that they do not compare. `open_operations` counts both kinds.
+    `last_completed` is the last collective up to which all are known to be done. `first_open` is the oldest open one,
+    None where none is open. `counters` are those of the dump, as written; `mixed` tells that some rank uses the group
+    for send/recv, so that they do not compare. `open_operations` counts both kinds. `pairs_done` is how many sends and
+    recvs are done, by (source, destination) in group ranks; None where the dump does not tell.
     """
 
     group: ProcessGroup
@@ -33,6 +37,7 @@ class Standing:
     open_operations: int
     counters: GroupProgress | None
     mixed: bool
+    pairs_done: Mapping[_Pair, int] | None = None
 
     @property
     def position(self) -> int:
@@ -62,8 +67,8 @@ class RankState:
     `fronts` is empty where the rank is not stuck. It holds several where the rank is stuck in a batch of send/recv
     (`certain`), or in one of several calls older than the ring whose order is unknown (not `certain`).
     `in_flight` is the oldest open call where its age excuses the rank. `age_known` tells whether the dump's time can
-    be trusted. `timing` tells whether this rank records starts. `unmapped` is the oldest open call of a group whose
-    members are unknown: it never is a front.
+    be trusted. `timing` tells that this rank records starts, as far as its dump can show. `unmapped` is the oldest open
+    call of a group whose members are unknown: it never is a front.
     """
 
     dump: RankDump
@@ -114,7 +119,9 @@ def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankSta
         if counter is not None and key not in mixed:
             standing, still_open = _by_counter(counter, calls)
         else:
-            standing, still_open = _by_signs(counter, [calls[index] for index in calls.above(key, -1)], key in mixed)
+            column = calls.by_group.get(key)
+            of_group = [] if column is None else [calls[index] for index in column.indices]
+            standing, still_open = _by_signs(counter, of_group, key in mixed)
         standings[key] = standing
         open_calls.extend(still_open)
     open_calls.sort(key=lambda call: call.record_id)
@@ -154,9 +161,7 @@ def _by_counter(counter: GroupProgress, calls: Calls) -> tuple[Standing, list[Op
 
 
 def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool) -> tuple[Standing, list[Operation]]:
-    done = max(
-        (call.collective_seq_id for call in calls if call.kind == "collective" and is_done_by_state(call)), default=0
-    )
+    done = _last_done_collective(calls)
     p2p_done = _done_p2p(counter, calls)
     still_open = [
         call
@@ -169,11 +174,12 @@ def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool
         Standing(
             group=calls[-1].group if counter is None else counter.group,
             last_enqueued=enqueued,
-            last_completed=min(open_collectives) - 1 if open_collectives else enqueued,
+            last_completed=done,
             first_open=min(open_collectives, default=None),
             open_operations=len(still_open),
             counters=counter,
             mixed=mixed,
+            pairs_done=_pairs_done(counter, calls, p2p_done),
         ),
         still_open,
     )
@@ -183,20 +189,21 @@ def _done_p2p(counter: GroupProgress | None, calls: list[Operation]) -> set[int]
     """Return the record IDs of the send/recv calls (and their closing entries) of one group that are done."""
     p2p = [call for call in calls if call.kind == "p2p"]
     done_by_counter = _p2p_counter(counter, calls)
+    # A batch runs on the group's own stream, before each later collective.
+    in_order_until = max((c.record_id for c in calls if c.kind == "collective" and is_done_by_state(c)), default=-1)
     batches = Counter(call.p2p_seq_id for call in p2p if not _is_closing(call))
-    # Sends to different peers do not run in order: where single calls complete by state, the state is what counts.
-    states_tell = any(is_done_by_state(call) and not _is_closing(call) for call in p2p)
+    states_tell = _single_calls_complete(counter, p2p)
     done: set[int] = set()
     closed_batches: set[int] = set()
-    done_pairs: set[tuple[int | None, int | None]] = set()
+    done_pairs: set[_Pair] = set()
     # Backwards: what is known of later calls tells of earlier ones.
     for call in reversed(p2p):
         pair = (call.source, call.destination)
         is_closing = _is_closing(call)
-        counter_tells = is_closing or batches[call.p2p_seq_id] > 1 or not states_tell
+        in_batch = is_closing or batches[call.p2p_seq_id] > 1 or not states_tell
         if (
             is_done_by_state(call)
-            or (counter_tells and call.p2p_seq_id <= done_by_counter)
+            or (in_batch and (call.p2p_seq_id <= done_by_counter or call.record_id < in_order_until))
             or call.p2p_seq_id in closed_batches
             or (not is_closing and pair in done_pairs)
         ):
@@ -208,6 +215,31 @@ def _done_p2p(counter: GroupProgress | None, calls: list[Operation]) -> set[int]
     return done
 
 
+def _single_calls_complete(counter: GroupProgress | None, p2p: list[Operation]) -> bool:
+    """Tell whether calls outside of batches show by their state when they are done.
+
+    Then the counter, which may have counted a later call to another peer, says nothing of an earlier one.
+    """
+    if any(call.state != "scheduled" and not _is_closing(call) for call in p2p):
+        return True
+    # A later call that the ring lacks was left out of the dump as completed, as no call of a batch ever is.
+    return bool(p2p) and counter is not None and (counter.last_enqueued or 0) > p2p[-1].p2p_seq_id
+
+
+def _pairs_done(counter: GroupProgress | None, calls: list[Operation], done: set[int]) -> dict[_Pair, int] | None:
+    """Count the sends and recvs of each pair that are done.
+
+    Return None where the ring does not hold the group's first, or nothing shows when they are done.
+    """
+    p2p = [call for call in calls if call.kind == "p2p"]
+    numbers = {call.p2p_seq_id for call in p2p}
+    if not numbers or numbers != set(range(1, len(numbers) + 1)):
+        return None
+    if not (any(map(_is_closing, p2p)) or _single_calls_complete(counter, p2p) or _p2p_counter(counter, calls)):
+        return None
+    return Counter((call.source, call.destination) for call in p2p if call.record_id in done and not _is_closing(call))
+
+
 def _is_closing(call: Operation) -> bool:
     return call.source is None and call.destination is None and call.operation.endswith("coalesced")
 
@@ -216,12 +248,20 @@ def _p2p_counter(counter: GroupProgress | None, calls: list[Operation]) -> int:
     """Return last completed where it counts send/recv, else 0.
 
     The counters are those of the group's last call of either kind. They count send/recv when that call is one, unless
-    last completed still reads as the number of the collective before it.
+    last completed still reads as the number of a collective: the one before it, or the last that is done.
     """
     if counter is None or counter.last_completed is None or not calls or calls[-1].kind != "p2p":
         return 0
     last, enqueued, completed = calls[-1], counter.last_enqueued or 0, counter.last_completed
-    return 0 if enqueued < last.p2p_seq_id or completed == last.collective_seq_id else completed
+    is_collective = completed in (last.collective_seq_id, _last_done_collective(calls))
+    return 0 if enqueued < last.p2p_seq_id or is_collective else completed
+
+
+def _last_done_collective(calls: Iterable[Operation]) -> int:
+    """Return the last collective that its entry shows done, 0 for none."""
+    return max(
+        (call.collective_seq_id for call in calls if call.kind == "collective" and is_done_by_state(call)), default=0
+    )
 
 
 def _with_fronts(
@@ -248,7 +288,7 @@ def _with_fronts(
         certain=len(older_than_ring) < 2,
         in_flight=in_flight,
         age_known=age_known,
-        timing=_records_starts(dump),
+        timing=_may_record_starts(dump),
         unmapped=unmapped,
     )
 
@@ -296,7 +336,8 @@ def _is_young(call: Operation, dump_time_ns: int | None, rule: AgeRule) -> bool:
     return dump_time_ns - call.issued_ns < limit
 
 
-def _records_starts(dump: RankDump) -> bool:
-    if any(progress.last_started is not None for progress in dump.progress):
+def _may_record_starts(dump: RankDump) -> bool:
+    """Tell whether a start that the dump does not show did not happen: no call completed unseen to start."""
+    if dump.operations.extremes.record_starts or any(counter.last_started is not None for counter in dump.progress):
         return True
-    return dump.operations.extremes.record_starts
+    return dump.has_counters and all(counter.last_completed is None for counter in dump.progress)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fr_exporter.analysis import waitgraph
+from fr_exporter.analysis.comparison import compare
 from fr_exporter.analysis.progress import RankState
-from fr_exporter.analysis.waitgraph import CallId, Node, Reference, StuckCall, WaitGraph
-from fr_exporter.diagnosis import Cause, Confidence
+from fr_exporter.analysis.waitgraph import CallId, Node, StuckCall, WaitGraph
+from fr_exporter.diagnosis import Cause, Confidence, Mismatch
 from fr_exporter.model import Operation, ProcessGroup
 
 
@@ -58,8 +59,8 @@ class Situation:
     """What the dumps of a set show together.
 
     `components` stand in an order in which each comes after those that it waits for. `issued` holds, for each stuck or
-    disputed collective, what each rank issued as that call. `lacking` holds, for each rank that waits for nobody, the
-    stuck calls that wait directly for it.
+    disputed collective, what each rank issued as that call, and `mismatches` in what they differ. `lacking` holds, for
+    each rank that waits for nobody, the stuck calls that wait directly for it.
     """
 
     states: Mapping[int, RankState]
@@ -67,6 +68,7 @@ class Situation:
     components: Sequence[Component]
     component_of: Mapping[Node, int]
     issued: Mapping[tuple[str, int], Mapping[int, Operation]]
+    mismatches: Mapping[tuple[str, int], Sequence[Mismatch]]
     lacking: Mapping[int, Sequence[StuckCall]]
 
     def issued_as(self, group: ProcessGroup, seq_id: int) -> Mapping[int, Operation]:
@@ -87,12 +89,15 @@ def survey(states: Mapping[int, RankState]) -> Situation:
                 leads_out[component_of[node]] = True
                 led_into[component_of[successor]] = True
     parts = [_component(nodes, graph, leads_out[index], led_into[index]) for index, nodes in enumerate(found)]
+    disputed = _disputed(graph)
+    issued = _issued(states, disputed.keys())
     return Situation(
         states=states,
         graph=graph,
         components=parts,
         component_of=component_of,
-        issued=_issued(states, _disputed(graph)),
+        issued=issued,
+        mismatches={call: compare(disputed[call], call[1], by_rank) for call, by_rank in issued.items()},
         lacking=_lacking(graph, {rank for part in parts if not part.waits for rank in part.ranks}),
     )
 
@@ -109,21 +114,24 @@ def _component(nodes: Sequence[Node], graph: WaitGraph, waits: bool, waited_for:
 def _lacking(graph: WaitGraph, ranks: set[int]) -> dict[int, list[StuckCall]]:
     lacking: dict[int, list[StuckCall]] = {rank: [] for rank in ranks}
     for call in graph.calls.values():
-        for rank in call.lacks() & ranks:
+        for rank in call.lacks() & ranks if graph.edges[call.id] else ():
             if call.waiters != (rank,):
                 lacking[rank].append(call)
     return lacking
 
 
-def _disputed(graph: WaitGraph) -> set[tuple[str, int]]:
-    references: Iterable[Reference] = (*graph.own_fault.values(), *graph.odd.values())
-    disputed = {(reference.group.key, reference.seq_id) for reference in references}
-    disputed.update((call.group_key, call.seq_id) for call in graph.calls if call.kind == "collective")
+def _disputed(graph: WaitGraph) -> dict[tuple[str, int], ProcessGroup]:
+    """Return the collectives that ranks are stuck in or that set a rank apart, with their groups."""
+    disputed = {(of.group_key, of.seq_id): call.group for of, call in graph.calls.items() if of.kind == "collective"}
+    for reference in (*graph.own_fault.values(), *graph.odd.values()):
+        if reference.collective is not None:
+            group, seq_id = reference.collective
+            disputed[group.key, seq_id] = group
     return disputed
 
 
 def _issued(
-    states: Mapping[int, RankState], disputed: set[tuple[str, int]]
+    states: Mapping[int, RankState], disputed: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], dict[int, Operation]]:
     issued: dict[tuple[str, int], dict[int, Operation]] = {call: {} for call in disputed}
     seq_ids: dict[str, set[int]] = {}

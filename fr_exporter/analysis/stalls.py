@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from fr_exporter.analysis.progress import RankState
 from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
-from fr_exporter.analysis.wording import name_call, name_group, name_operation, name_ranks, name_stuck, waits
+from fr_exporter.analysis.waitgraph import Reference
+from fr_exporter.analysis.wording import MANY, name_group, name_operation, name_stuck, waits
 from fr_exporter.diagnosis import Cause, Confidence
+from fr_exporter.ranges import name_ranks
 
 
 def check_desync(component: Component, situation: Situation) -> Culprit | None:
@@ -18,11 +20,11 @@ def check_desync(component: Component, situation: Situation) -> Culprit | None:
 
 def _went_on(rank: int, situation: Situation) -> str:
     reference = situation.graph.odd[rank]
-    enqueued = situation.states[rank].standings[reference.group.key].last_enqueued
-    stuck = _named(reference.others, reference.total)
+    call = reference.call
+    enqueued = situation.states[rank].standings[call.group.key].last_enqueued
     return (
-        f"completed call {reference.seq_id} of {name_group(reference.group)} and went on to {enqueued}, "
-        f"while {stuck} never got past {reference.seq_id}"
+        f"completed call {call.seq_id} of {name_group(call.group)} and went on to {enqueued}, "
+        f"while {_peers(reference)} never got past {call.seq_id}"
     )
 
 
@@ -33,13 +35,10 @@ def check_device_stall(component: Component, situation: Situation) -> Culprit | 
     rank = component.ranks[0]
     reference = situation.graph.own_fault.get(rank)
     if reference is not None:
-        standing = situation.states[rank].standings[reference.group.key]
-        call = situation.issued_as(reference.group, reference.seq_id).get(rank)
-        named = name_call(None if call is None else call.operation, "collective", reference.seq_id, reference.group)
-        evidence = (
-            f"is stuck in {named}, which {_named(reference.others, reference.total)} completed; "
-            f"it completed {standing.last_completed} and issued {standing.last_enqueued} there"
-        )
+        evidence = f"is stuck in {name_operation(reference.call)}, which {_peers(reference)} completed"
+        if reference.collective is not None:
+            standing = situation.states[rank].standings[reference.call.group.key]
+            evidence += f"; it completed {standing.last_completed} and issued {standing.last_enqueued} there"
         return Culprit(Cause.DEVICE_STALL, (Accusation(rank, evidence, "high"),))
     for stuck in situation.lacking.get(rank, ()):
         if rank in stuck.not_started:
@@ -89,10 +88,12 @@ def _who_waits(rank: int, situation: Situation) -> str:
     standing = situation.states[rank].standings.get(first.group.key)
     if standing is not None and first.id.kind == "collective":
         evidence += f" (it issued {standing.last_enqueued} there)"
+    if len(first.waiters) > MANY:
+        return evidence
     others = {waiter for call in calls[1:] for waiter in call.waiters} - set(first.waiters)
     return f"{evidence}, {waits(others)} for it elsewhere" if others else evidence
 
 
-def _named(ranks: tuple[int, ...], total: int) -> str:
-    more = total - len(ranks)
-    return f"{name_ranks(ranks)} and {more} more" if more > 0 else name_ranks(ranks)
+def _peers(reference: Reference) -> str:
+    more = reference.total - len(reference.others)
+    return f"{name_ranks(reference.others)} and {more} more" if more > 0 else name_ranks(reference.others)

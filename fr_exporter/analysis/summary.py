@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 
 from fr_exporter.analysis.scope import Attendance
 from fr_exporter.analysis.situation import Situation
-from fr_exporter.analysis.wording import name_call, name_ranks, waits
+from fr_exporter.analysis.wording import name_call, waits
 from fr_exporter.diagnosis import Cause, HungGroup, Suspect, Verdict
+from fr_exporter.ranges import name_ranks
 
 # What the suspects did, for one rank and for several.
 _DEEDS: dict[Cause, tuple[str, str]] = {
@@ -54,6 +55,8 @@ def _hang(suspects: Sequence[Suspect], hung: Sequence[HungGroup], situation: Sit
     named = name_call(first.operation, first.kind, first.seq_id or 0, first.group)
     if first.cause is Cause.COMMUNICATION_FAULT:
         return f"{deeds}: {named}; a link, switch, NCCL or device failed, {_ranks(stuck)} stuck."
+    if stuck == 1:
+        return f"{deeds}; 1 rank is stuck, in {named}."
     return f"{deeds}; {_ranks(stuck)} stuck, {len(first.waiting_ranks)} of them directly in {named}."
 
 
@@ -65,7 +68,10 @@ def _inconclusive(situation: Situation, attended: Attendance, awaited: Collectio
     if not situation.states:
         return "No usable dump: nothing can be told."
     if laggards:
-        return f"No dump holds any call; by the counters {name_ranks(laggards)} lags. Dumps with calls would settle it."
+        lag = "lags" if len(laggards) == 1 else "lag"
+        return (
+            f"No dump holds any call; by the counters {name_ranks(laggards)} {lag}. Dumps with calls would settle it."
+        )
     stuck = [rank for rank, state in situation.states.items() if state.fronts]
     if not stuck:
         return "Calls are open only in groups whose members the dumps do not list: who waits for whom is unknown."

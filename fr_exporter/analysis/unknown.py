@@ -82,13 +82,9 @@ def _reach(situation: Situation, explained: set[int]) -> None:
 
 def _accuse(accused: set[int], calls: list[StuckCall], absent: Absent) -> Culprit:
     confidence: Confidence = "medium" if len(accused) == 1 else "low"
-    waiters = {rank for call in calls for rank in call.waiters}
+    waiting = f"{waits({rank for call in calls for rank in call.waiters})} for it in {name_stuck(calls[0])}"
     accusations = tuple(
-        Accusation(
-            rank,
-            f"left no usable dump ({absent.reasons[rank]}); {waits(waiters)} for it in {name_stuck(calls[0])}",
-            confidence,
-        )
+        Accusation(rank, f"left no usable dump ({absent.reasons[rank]}); {waiting}", confidence)
         for rank in sorted(accused)
     )
     return Culprit(Cause.MISSING_DUMP, accusations, tuple(calls))

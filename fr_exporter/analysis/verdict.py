@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fr_exporter.analysis import mismatch
 from fr_exporter.analysis.progress import Front, RankState, Standing
 from fr_exporter.analysis.scope import Attendance, node_local_warning
-from fr_exporter.analysis.situation import Culprit, Situation
+from fr_exporter.analysis.situation import Accusation, Culprit, Situation
 from fr_exporter.analysis.summary import summarize
+from fr_exporter.analysis.waitgraph import CallId
 from fr_exporter.diagnosis import (
     AttributionState,
     Call,
@@ -112,33 +112,47 @@ def _suspects(found: Conclusion) -> tuple[Suspect, ...]:
     """Return one suspect a rank, sorted by rank: where several culprits name it, the surer one."""
     best: dict[int, Suspect] = {}
     for culprit in found.culprits:
+        waiting = _waiting_ranks(culprit, found.situation)
         for accusation in culprit.suspects:
             known = best.get(accusation.rank)
-            if known is not None and _CONFIDENCE[known.confidence] <= _CONFIDENCE[accusation.confidence]:
-                continue
-            rank_state = found.situation.states.get(accusation.rank)
-            health = {} if rank_state is None else rank_state.dump.health
-            best[accusation.rank] = Suspect(
-                rank=accusation.rank,
-                node=None if rank_state is None else rank_state.dump.node,
-                cause=culprit.cause,
-                confidence=accusation.confidence,
-                evidence=accusation.evidence + _health_words(health),
-                waiting_ranks=_waiting_on(accusation.rank, culprit, found),
-                last_call=None if rank_state is None else _last_call(rank_state),
-                health=health,
-            )
+            if known is None or _CONFIDENCE[accusation.confidence] < _CONFIDENCE[known.confidence]:
+                best[accusation.rank] = _suspect(accusation, culprit.cause, waiting[accusation.rank], found.situation)
     return tuple(best[rank] for rank in sorted(best))
+
+
+def _suspect(accusation: Accusation, cause: Cause, waiting: tuple[int, ...], situation: Situation) -> Suspect:
+    rank_state = situation.states.get(accusation.rank)
+    health = {} if rank_state is None else rank_state.dump.health
+    return Suspect(
+        rank=accusation.rank,
+        node=None if rank_state is None else rank_state.dump.node,
+        cause=cause,
+        confidence=accusation.confidence,
+        evidence=accusation.evidence + _health_words(health),
+        waiting_ranks=waiting,
+        last_call=None if rank_state is None else _last_call(rank_state),
+        health=health,
+    )
+
+
+def _waiting_ranks(culprit: Culprit, situation: Situation) -> dict[int, tuple[int, ...]]:
+    """Return who waits on each suspect. Those of one call have the same waiters: these are worked out once."""
+    suspects = culprit.ranks
+    by_calls: dict[tuple[CallId, ...], tuple[int, ...]] = {}
+    waiting: dict[int, tuple[int, ...]] = {}
+    for rank in suspects:
+        calls = {call.id: call for call in (*situation.lacking.get(rank, ()), *culprit.calls)}
+        key = tuple(calls)
+        if key not in by_calls:
+            waiters = {waiter for call in calls.values() for waiter in call.waiters}
+            by_calls[key] = tuple(sorted(waiters - suspects))
+        waiting[rank] = by_calls[key]
+    return waiting
 
 
 def _health_words(health: Mapping[str, str]) -> str:
     failed = [f"{device} {status}" for device, status in sorted(health.items()) if status.lower() != "healthy"]
     return f"; health check: {', '.join(failed)}" if failed else ""
-
-
-def _waiting_on(rank: int, culprit: Culprit, found: Conclusion) -> tuple[int, ...]:
-    calls = (*found.situation.lacking.get(rank, ()), *culprit.calls)
-    return tuple(sorted({waiter for call in calls for waiter in call.waiters} - culprit.ranks))
 
 
 def _last_call(rank_state: RankState) -> Call | None:
@@ -171,7 +185,7 @@ def _call(call: Operation) -> Call:
 def _mismatches(situation: Situation) -> Iterator[Mismatch]:
     for call in situation.graph.calls.values():
         if call.id.kind == "collective":
-            yield from mismatch.compare(call.group, call.id.seq_id, situation.issued_as(call.group, call.id.seq_id))
+            yield from situation.mismatches[call.group.key, call.id.seq_id]
 
 
 def _rank_reports(states: Mapping[int, RankState]) -> Iterator[RankReport]:

@@ -7,8 +7,9 @@ of a call wait for is stored once, so that the graph grows with the members of g
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from fr_exporter.analysis.operations import is_rooted
@@ -80,20 +81,27 @@ class StuckCall:
 
 
 class Reference(NamedTuple):
-    """The call that sets a rank apart: `total` peers completed it and it did not, or the other way round.
+    """The open call that sets a rank apart: `total` peers completed it and it did not, or the other way round.
 
     `others` are the first few of them.
     """
 
-    group: ProcessGroup
-    seq_id: int
+    call: Operation
     others: tuple[int, ...]
     total: int
+
+    @property
+    def collective(self) -> tuple[ProcessGroup, int] | None:
+        """The group and sequence ID of the call, None where it is a send or recv."""
+        return (self.call.group, self.call.collective_seq_id) if self.call.kind == "collective" else None
 
 
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """The wait-for graph. `own_fault` ranks have a call open that a peer completed; `odd` ranks went on alone."""
+    """The wait-for graph. `own_fault` ranks have a call open that a peer completed; `odd` ranks went on alone.
+
+    Calls that only such ranks are in, who wait for nobody, lead nowhere.
+    """
 
     calls: Mapping[CallId, StuckCall]
     edges: Mapping[Node, Sequence[Node]]
@@ -104,26 +112,29 @@ class WaitGraph:
 def build(states: Mapping[int, RankState]) -> WaitGraph:
     """Return the wait-for graph of the ranks with a dump."""
     members = _members_with_dump(states)
-    own_fault, odd = _departed(states, members)
+    pairs = OpenPairs(states)
+    own_fault, odd = _departed(states, members, pairs)
     edges: dict[Node, list[Node]] = {rank: [] for rank in states}
     calls: dict[CallId, StuckCall] = {}
-    for call, leads_to in (*_collective_calls(states, members, own_fault, odd), *_p2p_calls(states)):
+    for call, leads_to in (*_collective_calls(states, members, own_fault, odd), *_p2p_calls(states, pairs)):
         calls[call.id] = call
         edges[call.id] = leads_to
-    stand_alone = {*own_fault, *odd, *_did_not_start(calls)}
+    stand_alone = {*own_fault, *odd, *_did_not_start(calls, states)}
     for call in calls.values():
-        for rank in call.waiters:
-            if rank not in stand_alone:
-                edges[rank].append(call.id)
+        waiting = [rank for rank in call.waiters if rank not in stand_alone]
+        for rank in waiting:
+            edges[rank].append(call.id)
+        if not waiting:
+            edges[call.id] = []
     return WaitGraph(calls, edges, own_fault, odd)
 
 
-def _did_not_start(calls: Mapping[CallId, StuckCall]) -> Iterator[int]:
-    """Yield who is in front of a call, lacks nobody for it, and has not started it where others have."""
+def _did_not_start(calls: Mapping[CallId, StuckCall], states: Mapping[int, RankState]) -> Iterator[int]:
+    """Yield who is surely in front of a call, lacks nobody for it, and has not started it where others have."""
     for call in calls.values():
         if not call.cut:
             in_front = set(call.waiters) if call.matched is None else {call.matched}
-            yield from in_front.intersection(call.not_started)
+            yield from (rank for rank in in_front.intersection(call.not_started) if states[rank].certain)
 
 
 def _members_with_dump(states: Mapping[int, RankState]) -> dict[str, list[int]]:
@@ -182,7 +193,7 @@ class _Roster:
         position.update((rank, states[rank].standings[group.key].position) for rank in present)
         order = tuple(sorted(position, key=lambda rank: (position[rank], rank)))
         unknown = tuple(rank for rank in group.ranks or () if rank not in states)
-        went_on = tuple(rank for rank, reference in odd.items() if reference.group == group)
+        went_on = tuple(rank for rank, reference in odd.items() if reference.call.group == group)
         return cls(group, states, order, [position[rank] for rank in order], unknown, own_fault, went_on)
 
     def call(self, seq_id: int, fronts: Sequence[Front], waiters: Sequence[int]) -> tuple[StuckCall, list[Node]]:
@@ -233,8 +244,9 @@ def _not_started(key: str, seq_id: int, arrived: Sequence[int], states: Mapping[
 
 
 def _has_started(state: RankState, key: str, seq_id: int) -> bool:
-    counters = state.standings[key].counters
-    if counters is not None and counters.last_started is not None and counters.last_started >= seq_id:
+    standing = state.standings[key]
+    last_started = None if standing.counters is None or standing.mixed else standing.counters.last_started
+    if last_started is not None and last_started >= seq_id:
         return True
     return any(
         call.started_ns is not None or call.state == "started"
@@ -243,22 +255,26 @@ def _has_started(state: RankState, key: str, seq_id: int) -> bool:
     )
 
 
-def _p2p_calls(states: Mapping[int, RankState]) -> Iterator[tuple[StuckCall, list[Node]]]:
-    pairs = OpenPairs(states)
+def _p2p_calls(states: Mapping[int, RankState], pairs: OpenPairs) -> Iterator[tuple[StuckCall, list[Node]]]:
+    in_front = {
+        (rank, front.operation.record_id)
+        for rank, state in states.items()
+        for front in state.fronts
+        if front.operation is not None
+    }
     for rank, state in states.items():
         for front in state.fronts:
             if front.kind == "p2p" and front.operation is not None:
                 peer = pairs.peer_of(rank, front.operation)
                 if peer is not None:
-                    yield _p2p_call(rank, front, front.operation, peer, states)
+                    matched = peer.counterpart is not None and (peer.rank, peer.counterpart.record_id) in in_front
+                    yield _p2p_call(rank, front, front.operation, peer, in_front=matched, is_seen=peer.rank in states)
 
 
 def _p2p_call(
-    rank: int, front: Front, call: Operation, peer: Peer, states: Mapping[int, RankState]
+    rank: int, front: Front, call: Operation, peer: Peer, *, in_front: bool, is_seen: bool
 ) -> tuple[StuckCall, list[Node]]:
-    other = states.get(peer.rank)
     counterpart = peer.counterpart
-    in_front = other is not None and any(front.operation is counterpart for front in other.fronts)
     lags = in_front and call.state == "started" and counterpart is not None and counterpart.state == "scheduled"
     stuck = StuckCall(
         id=CallId(front.group.key, "p2p", front.seq_id, (rank, call.record_id)),
@@ -266,81 +282,111 @@ def _p2p_call(
         waiters=(rank,),
         operation=call,
         order=(peer.rank,),
-        cut=0 if other is None or in_front else 1,
+        cut=0 if in_front or not is_seen else 1,
         not_started=(peer.rank,) if lags else (),
-        unknown=(peer.rank,) if other is None else (),
+        unknown=() if is_seen else (peer.rank,),
         matched=peer.rank if in_front else None,
-        unmatched=other is not None and counterpart is None,
+        unmatched=is_seen and counterpart is None,
     )
     # A pair that is in front on both sides holds both ranks: each leads to the other.
-    return stuck, [] if other is None else [peer.rank]
+    return stuck, [peer.rank] if is_seen else []
 
 
 def _departed(
-    states: Mapping[int, RankState], members: Mapping[str, list[int]]
+    states: Mapping[int, RankState], members: Mapping[str, list[int]], pairs: OpenPairs
 ) -> tuple[dict[int, Reference], dict[int, Reference]]:
     """Return the ranks with a call open that a peer completed, and those who completed it and are the odd ones."""
-    own_fault: dict[int, Reference] = {}
+    completed_by_peers: list[tuple[int, Reference]] = []
     odd: dict[int, Reference] = {}
-    # Of several such calls the one that the rank issued first sets it apart.
-    issued: dict[int, int] = {}
     for group, waiting in _first_open_not_rooted(states).items():
         completions = _Completions.of(group, members[group.key], states)
         for seq_id in sorted(waiting):
-            ahead, stuck = completions.split(seq_id)
+            cut = bisect_left(completions.completed, seq_id)
+            ahead = len(completions.ranks) - cut
             if not ahead:
                 break
-            if completions.ahead_are_odd(seq_id):
-                for rank in ahead:
-                    odd.setdefault(rank, Reference(group, seq_id, stuck[:_SAMPLE], len(stuck)))
+            if completions.ahead_are_odd(cut, seq_id):
+                stuck = completions.stuck(cut, seq_id)
+                reference = Reference(waiting[seq_id][0][1], stuck[:_SAMPLE], len(stuck))
+                for rank in completions.ranks[cut:]:
+                    odd.setdefault(rank, reference)
                 # Who completed a later call completed this one too: there is nobody new.
                 break
-            for rank, record_id in waiting[seq_id]:
-                if record_id < issued.get(rank, record_id + 1):
-                    issued[rank] = record_id
-                    own_fault[rank] = Reference(group, seq_id, ahead[:_SAMPLE], len(ahead))
-    return {rank: reference for rank, reference in own_fault.items() if rank not in odd}, odd
+            others = completions.ranks[cut : cut + _SAMPLE]
+            completed_by_peers.extend((rank, Reference(call, others, ahead)) for rank, call in waiting[seq_id])
+    completed_by_peers.extend(_p2p_completed_by_peer(states, pairs))
+    own_fault: dict[int, Reference] = {}
+    for rank, reference in completed_by_peers:
+        # Of several such calls the one that the rank issued first sets it apart.
+        known = own_fault.get(rank)
+        if rank not in odd and (known is None or reference.call.record_id < known.call.record_id):
+            own_fault[rank] = reference
+    return own_fault, odd
+
+
+def _p2p_completed_by_peer(states: Mapping[int, RankState], pairs: OpenPairs) -> Iterator[tuple[int, Reference]]:
+    for rank, state in states.items():
+        for call in _first_of_pairs(state) if state.fronts else ():
+            peer = pairs.peer_of(rank, call)
+            if peer is not None and peer.completed:
+                yield rank, Reference(call, (peer.rank,), 1)
+
+
+def _first_of_pairs(state: RankState) -> Iterable[Operation]:
+    """Return the oldest open send or recv of each pair: the calls of a pair run in order."""
+    first: dict[tuple[str, int | None, int | None], Operation] = {}
+    for call in state.open_calls:
+        if call.kind == "p2p":
+            first.setdefault((call.group.key, call.source, call.destination), call)
+    return first.values()
 
 
 @dataclass(frozen=True, slots=True)
 class _Completions:
-    """The members of one group with a dump by last completed, and how far those on either side of a cut enqueued."""
+    """The members of one group with a dump by last completed, and how far each enqueued.
+
+    A `cut` parts those who completed a call from those who did not. `most_before` and `least_from` are the most that
+    anybody before each cut enqueued, and the least that anybody from there on did.
+    """
 
     ranks: tuple[int, ...]
     completed: list[int]
     enqueued: list[int]
+    most_before: list[int]
+    least_from: list[int]
 
     @classmethod
     def of(cls, group: ProcessGroup, present: Sequence[int], states: Mapping[int, RankState]) -> _Completions:
         standings = {rank: states[rank].standings[group.key] for rank in present}
         ranks = tuple(sorted(present, key=lambda rank: (standings[rank].last_completed, rank)))
-        completed = [standings[rank].last_completed for rank in ranks]
-        return cls(ranks, completed, [standings[rank].last_enqueued for rank in ranks])
-
-    def split(self, seq_id: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return who completed the call, and who issued it and did not."""
-        cut = bisect_left(self.completed, seq_id)
-        stuck = tuple(
-            rank for rank, enqueued in zip(self.ranks[:cut], self.enqueued, strict=False) if enqueued >= seq_id
+        enqueued = [standings[rank].last_enqueued for rank in ranks]
+        return cls(
+            ranks=ranks,
+            completed=[standings[rank].last_completed for rank in ranks],
+            enqueued=enqueued,
+            most_before=[0, *accumulate(enqueued, max)],
+            least_from=list(accumulate(reversed(enqueued), min))[::-1],
         )
-        return self.ranks[cut:], stuck
 
-    def ahead_are_odd(self, seq_id: int) -> bool:
+    def stuck(self, cut: int, seq_id: int) -> tuple[int, ...]:
+        """Return who issued the call and did not complete it."""
+        issued = zip(self.ranks[:cut], self.enqueued, strict=False)
+        return tuple(rank for rank, enqueued in issued if enqueued >= seq_id)
+
+    def ahead_are_odd(self, cut: int, seq_id: int) -> bool:
         """Tell whether those who completed the call departed.
 
         They did where they are fewer than those stuck in it, and all went on to calls that no stuck rank has issued.
         """
-        cut = bisect_left(self.completed, seq_id)
-        stuck = [enqueued for enqueued in self.enqueued[:cut] if enqueued >= seq_id]
-        ahead = self.enqueued[cut:]
-        return len(stuck) > len(ahead) and min(ahead) > max(stuck)
+        ahead = len(self.ranks) - cut
+        return cut > ahead and self.least_from[cut] > self.most_before[cut] and len(self.stuck(cut, seq_id)) > ahead
 
 
 def _first_open_not_rooted(
     states: Mapping[int, RankState],
-) -> dict[ProcessGroup, dict[int, list[tuple[int, int]]]]:
-    """Return (rank, record ID) by the oldest open collective of each group that has no root to finish alone."""
-    open_in: dict[ProcessGroup, dict[int, list[tuple[int, int]]]] = {}
+) -> dict[ProcessGroup, dict[int, list[tuple[int, Operation]]]]:
+    """Return each rank's oldest open collective without a root that may finish alone, by group and sequence ID."""
+    open_in: dict[ProcessGroup, dict[int, list[tuple[int, Operation]]]] = {}
     for rank, state in states.items():
         if not state.fronts:
             continue
@@ -349,7 +395,7 @@ def _first_open_not_rooted(
             if call.kind == "collective" and call.group.ranks is not None and not is_rooted(call):
                 first.setdefault(call.group, call)
         for group, call in first.items():
-            open_in.setdefault(group, {}).setdefault(call.collective_seq_id, []).append((rank, call.record_id))
+            open_in.setdefault(group, {}).setdefault(call.collective_seq_id, []).append((rank, call))
     return open_in
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from fr_exporter.analysis.operations import base_name
 from fr_exporter.analysis.waitgraph import StuckCall
 from fr_exporter.model import Kind, Operation, ProcessGroup
-from fr_exporter.ranges import format_ranges
+from fr_exporter.ranges import name_ranks
+
+# Evidence counts more ranks than this and does not list them.
+MANY = 256
 
 
 def name_group(group: ProcessGroup) -> str:
@@ -40,13 +43,8 @@ def name_stuck(call: StuckCall) -> str:
     return name_call(None, call.id.kind, call.id.seq_id, call.group)
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return `rank 9` or `ranks 0-7,12`."""
-    listed = sorted(set(ranks))
-    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {format_ranges(listed).replace(',', ', ')}"
-
-
-def waits(ranks: Iterable[int]) -> str:
-    """Return `rank 9 waits` or `ranks 0-7 wait`."""
-    listed = set(ranks)
-    return f"{name_ranks(listed)} {'waits' if len(listed) == 1 else 'wait'}"
+def waits(ranks: Collection[int]) -> str:
+    """Return `rank 9 waits`, `ranks 0-7 wait`, or `512 ranks wait`: nobody reads more, and each suspect says it."""
+    if len(ranks) > MANY:
+        return f"{len(ranks)} ranks wait"
+    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"

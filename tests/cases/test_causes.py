@@ -268,3 +268,76 @@ def test_call_that_timed_out_is_not_young(tmp_path: Path) -> None:
     diagnosis = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns + SECOND))
 
     assert_hang(diagnosis, Cause.HOST_STALL, [1], group=job.world, seq_id=3)
+
+
+def test_send_that_the_peer_has_received(tmp_path: Path) -> None:
+    """Rank 1 completed the recv of rank 0's second send, so that was sent; rank 0 still has it open.
+
+    Rank 0's device stopped, or no longer sees completions. Rank 1, which has nothing open, made nobody wait.
+    """
+    job = Job(2)
+    pair = job.group("1", "pp", [0, 1])
+    for done in (True, False):
+        job.send(pair, 0, 1, done=done)
+        job.recv(pair, 1, 0, done=True)
+
+    diagnosis = diagnose(job.write(tmp_path))
+
+    assert causes(diagnosis) == {0: Cause.DEVICE_STALL}
+    assert diagnosis.suspects[0].waiting_ranks == ()
+
+
+def test_first_call_of_a_device_that_never_started(tmp_path: Path) -> None:
+    """With timing on three ranks started the first call; rank 2, whose device never ran, shows no start at all.
+
+    It completed nothing, so nothing went by that would show whether it records starts: as all its peers do.
+    """
+    job = Job(4, timing=True)
+    job.collective(job.world, done=False, started=[0, 1, 3])
+
+    assert causes(diagnose(job.write(tmp_path))) == {2: Cause.DEVICE_STALL}
+
+
+def test_broadcast_that_one_rank_alone_is_left_in(tmp_path: Path) -> None:
+    """All issued the broadcast and all but rank 3 are through: nobody else is said to be in it."""
+    job = Job(4)
+    job.collective(job.world, times=3)
+    job.collective(job.world, "broadcast", done=[0, 1, 2])
+
+    diagnosis = diagnose(job.write(tmp_path))
+
+    assert causes(diagnosis) == {3: Cause.COMMUNICATION_FAULT}
+    assert "which ranks 0-2 issued too and left" in diagnosis.suspects[0].evidence
+
+
+def test_each_rank_at_another_call(tmp_path: Path) -> None:
+    """Rank r has r calls done and one open, for 1,500 ranks: each but the last has one open that a peer completed.
+
+    Work that grew with ranks times ranks times ranks would not end within this test's patience.
+    """
+    world_size = 1500
+    job = Job(world_size)
+    job.collective(job.world)
+    dumps = job.dumps()
+    for rank, dump in dumps.items():
+        dump["entries"][0].update(collective_seq_id=rank + 1, state="scheduled")
+        counters = {"last_enqueued_collective": rank + 1, "last_completed_collective": rank or -1}
+        dump["pg_status"]["0"].update(counters)
+
+    diagnosis = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns + 60 * SECOND))
+
+    assert causes(diagnosis) == dict.fromkeys(range(world_size - 1), Cause.DEVICE_STALL)
+
+
+def test_start_of_a_send_is_not_that_of_a_collective(tmp_path: Path) -> None:
+    """Rank 2 started recv 3 of the group and did not start collective 1, which the others are in."""
+    job = Job(4, timing=True)
+    group = job.group("1", "pp", range(4))
+    for _ in range(3):
+        job.send(group, 3, 2)
+        job.recv(group, 2, 3)
+    job.collective(group, done=False, started=[0, 1, 3])
+    dumps = job.dumps()
+    assert dumps[2]["pg_status"]["1"]["last_started_collective"] == 3
+
+    assert causes(diagnose(job.write(tmp_path))) == {2: Cause.DEVICE_STALL}

@@ -347,3 +347,43 @@ def test_files_of_another_kind_beside_the_dumps(tmp_path: Path) -> None:
 
     assert_hang(diagnosis, Cause.HOST_STALL, [1], group=job.world, seq_id=4)
     assert [Path(entry.file).name for entry in diagnosis.unreadable_files] == ["_dump_3"]
+
+
+def test_overtaking_send_that_an_only_active_dump_leaves_out(tmp_path: Path) -> None:
+    """As before, and the dumps leave out what completed: the counters read 2/2, and of send 2 nothing else is left.
+
+    A call of a batch is never left out, so these are single calls, and send 1 is open as it says.
+    """
+    job = Job(3)
+    pipeline = job.group("1", "pp", [0, 1, 2])
+    job.send(pipeline, 0, 1)
+    job.send(pipeline, 0, 2)
+    job.recv(pipeline, 2, 0)
+    dumps = job.dumps()
+    for dump in dumps.values():
+        dump["entries"] = [entry for entry in dump["entries"] if entry["state"] != "completed"]
+
+    assert_hang(diagnose(write_late(tmp_path, job, dumps)), Cause.HOST_STALL, [1], group=pipeline, seq_id=1)
+
+
+def test_batch_before_a_collective_that_is_done(tmp_path: Path) -> None:
+    """The counters count the collective, but it ran behind the batch on the same stream: the batch is done too."""
+    job = Job(2)
+    pipeline = job.group("1", "pp", [0, 1])
+    job.batch(pipeline, 0, ("send", 1), ("recv", 1), closing_entry=False)
+    job.batch(pipeline, 1, ("recv", 0), ("send", 0), closing_entry=False)
+    job.collective(pipeline, times=2)
+
+    assert_healthy(diagnose(job.write(tmp_path)))
+
+
+def test_sequence_id_below_zero(tmp_path: Path) -> None:
+    """A writer without counters that numbers its only call -1 costs nobody the verdict: that call is completed."""
+    job = Job(2)
+    job.collective(job.world)
+    dumps = job.dumps()
+    for dump in dumps.values():
+        dump["pg_status"] = {}
+        dump["entries"][0]["collective_seq_id"] = -1
+
+    assert_healthy(diagnose(write_late(tmp_path, job, dumps)))

@@ -190,20 +190,34 @@ def test_hostile_dumps_are_rejected_and_the_others_analysed(tmp_path: Path, dump
 
 
 def test_a_half_written_file_ends_in_the_full_verdict(tmp_path: Path, dumps: Path) -> None:
-    """A dump that is read half-way through its writing is read again when it is complete."""
+    """A dump of which only half is there is named, and read again when it is complete."""
     with serving(tmp_path, watching(dumps)) as exporter:
         write_now(stalled_job(guilty=2), dumps)
         last = dumps / "_dump_3"
         whole = last.read_bytes()
-        with last.open("wb", buffering=0) as writer:
-            writer.write(whole[: len(whole) // 2])
-            wait_until(lambda: exporter.value("fr_dump_set_ranks", state="unreadable") == 1)
-            assert exporter.value("fr_diagnosis_partial") == 1
+        last.write_bytes(whole[: len(whole) // 2])
+        wait_until(lambda: exporter.value("fr_dump_set_ranks", state="unreadable") == 1)
+        assert exporter.value("fr_diagnosis_partial") == 1
+        with last.open("ab") as writer:
             writer.write(whole[len(whole) // 2 :])
 
         wait_until(lambda: exporter.value("fr_diagnosis_partial") == 0)
         assert exporter.value("fr_dump_set_ranks", state="dumped") == 4
         assert exporter.value("fr_dump_set_ranks", state="unreadable") == 0
+        assert exporter.suspects() == {2}
+
+
+def test_a_dump_that_its_writer_never_closes_is_read(tmp_path: Path, dumps: Path) -> None:
+    """A writer that hangs with its complete dump open holds the verdict up no longer than until the next listing."""
+    config = watching(dumps)
+    config["watch"]["rescan_interval"] = "1s"
+    write_now(stalled_job(guilty=2), dumps)
+    late = (dumps / "_dump_3").read_bytes()
+    (dumps / "_dump_3").unlink()
+    with serving(tmp_path, config) as exporter, (dumps / "_dump_3").open("wb", buffering=0) as writer:
+        assert exporter.value("fr_diagnosis_partial") == 1
+        writer.write(late)
+        wait_until(lambda: exporter.value("fr_diagnosis_partial") == 0)
         assert exporter.suspects() == {2}
 
 
