@@ -13,7 +13,8 @@ from functools import partial
 
 import rustworkx
 
-from fr_exporter.analysis.waitgraph import CallId, Node, components
+from fr_exporter.analysis.components import components
+from fr_exporter.analysis.waitgraph import CallId, Node
 
 ROUNDS = 5
 

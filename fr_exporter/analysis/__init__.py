@@ -1,6 +1,6 @@
 """`DumpSet` -> `Diagnosis`: what hung, and which ranks made the others wait.
 
-The steps, one module each: progress (what is open), waitgraph (who waits for whom), situation (both together),
+The steps, one module each: progress (what is open), waitgraph (who waits for whom), components, situation (both together),
 culprits (who waits for nobody, and why), unknown (ranks without a dump), hung (the process groups), verdict.
 """
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fr_exporter.analysis import waitgraph
 from fr_exporter.analysis.comparison import compare
+from fr_exporter.analysis.components import components
 from fr_exporter.analysis.progress import RankState
 from fr_exporter.analysis.waitgraph import CallId, Node, StuckCall, WaitGraph
 from fr_exporter.diagnosis import Cause, Confidence, Mismatch
@@ -79,7 +80,7 @@ class Situation:
 def survey(states: Mapping[int, RankState]) -> Situation:
     """Work out the situation from the states of the ranks with a dump."""
     graph = waitgraph.build(states)
-    found = waitgraph.components(graph.edges)
+    found = components(graph.edges)
     component_of = {node: index for index, nodes in enumerate(found) for node in nodes}
     leads_out = [False] * len(found)
     led_into = [False] * len(found)

@@ -1,0 +1,277 @@
+"""The entries of one dump -> its calls, in the order the rank issued them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+
+from fr_exporter.errors import MalformedDump
+from fr_exporter.model import Calls, Extremes, Frame, Kind, Operation, ProcessGroup, columns
+from fr_exporter.parsing.groups import Groups
+from fr_exporter.parsing.interning import CallName, Interning
+from fr_exporter.parsing.plain import Int, refuse_other_types
+
+Shapes = tuple[tuple[int, ...], ...]
+
+_ALL_COLLECTIVE: tuple[Kind] = ("collective",)
+_COLLECTIVE_SEQ_ID = attrgetter("collective_seq_id")
+_IS_P2P = attrgetter("is_p2p")
+_PG_ID = attrgetter("pg_id")
+_PROCESS_GROUP = attrgetter("process_group")
+_PROFILING_NAME = attrgetter("profiling_name")
+_STATE = attrgetter("state")
+
+
+class _Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What we read of one element of `entries`, in the order of `_KEYS`."""
+
+    record_id: Int
+    profiling_name: str
+    process_group: tuple[str, str]
+    collective_seq_id: Int
+    p2p_seq_id: Int
+    pg_id: Int | None
+    issued_ns: Int | None
+    started_ns: Int | None
+    completed_ns: Int | None
+    input_sizes: Shapes | None
+    output_sizes: Shapes | None
+    input_dtypes: tuple[str, ...] | None
+    output_dtypes: tuple[str, ...] | None
+    state: str
+    retired: bool
+    timeout_ms: Int | None
+    is_p2p: bool
+
+
+# The keys of `_Entry`, with what stands for them where a writer leaves them out; None: they must be there.
+_KEYS: dict[str, Any] = {
+    "record_id": None,
+    "profiling_name": None,
+    "process_group": None,
+    "collective_seq_id": None,
+    "p2p_seq_id": 0,
+    "pg_id": None,
+    "time_created_ns": None,
+    "time_discovered_started_ns": None,
+    "time_discovered_completed_ns": None,
+    "input_sizes": (),
+    "output_sizes": (),
+    "input_dtypes": (),
+    "output_dtypes": (),
+    "state": "",
+    "retired": False,
+    "timeout_ms": None,
+    "is_p2p": False,
+}
+
+# What torch writes beside them, and nobody here needs.
+_OTHER_KEYS = frozenset({"op_id", "duration_ms", "thread_id", "thread_name"})
+
+
+def read_calls(raw: list[Any], groups: Groups, interning: Interning) -> Calls:
+    """Return the calls that the entries of a dump record, and tell `groups` which local id is whose.
+
+    Raises:
+        msgspec.ValidationError: an entry lacks a key or has another type than a dump's.
+        RejectedDump: something in it is no plain data.
+    """
+    raw = _in_issue_order(raw)
+    stacks = [entry.pop("frames", None) if isinstance(entry, dict) else None for entry in raw]
+    entries = _entries(raw)
+    names = {name: interning.call_name(name) for name in set(map(_PROFILING_NAME, entries))}
+    group_names = list(map(_PROCESS_GROUP, entries))
+    named = {name: groups.named(*name) for name in set(group_names)}
+    of = list(map(named.__getitem__, group_names))
+    groups.by_local_id.update(zip(map(_PG_ID, entries), of, strict=True))
+    kinds = _kinds(entries, names)
+    sequence_ids = _sequence_ids(entries)
+    frames = _frames(((index, stacks[index]) for index in _shown(entries, kinds)), interning)
+    blocks: list[Sequence[_Entry] | bytes] = [
+        entries[start : start + _BLOCK] for start in range(0, len(entries), _BLOCK)
+    ]
+    rows = _EntryRows(blocks, of, kinds, sequence_ids, names, frames)
+    return Calls(columns(of, sequence_ids), kinds, Extremes.of(entries), rows)
+
+
+class _EntryRows:
+    """The entries of one dump, and what makes operations of them.
+
+    Pickled, as between processes, they are packed by the block, unpacked when one is asked for: most never are.
+    """
+
+    __slots__ = ("_blocks", "_frames", "_groups", "_kinds", "_names", "_sequence_ids")
+
+    def __init__(
+        self,
+        blocks: list[Sequence[_Entry] | bytes],
+        groups: Sequence[ProcessGroup],
+        kinds: Sequence[Kind],
+        sequence_ids: Sequence[int],
+        names: Mapping[str, CallName],
+        frames: Mapping[int, tuple[Frame, ...] | bytes],
+    ) -> None:
+        self._blocks = blocks
+        self._groups = groups
+        self._kinds = kinds
+        self._sequence_ids = sequence_ids
+        self._names = names
+        self._frames = frames
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        frames = {index: _packed(stack) for index, stack in self._frames.items()}
+        packed = list(map(_packed, self._blocks))
+        return _EntryRows, (packed, self._groups, self._kinds, self._sequence_ids, self._names, frames)
+
+    def operation(self, index: int) -> Operation:
+        """Return the call at an index."""
+        block = self._blocks[index // _BLOCK]
+        if isinstance(block, bytes):
+            block = self._blocks[index // _BLOCK] = _DECODE(block)
+        entry = block[index % _BLOCK]
+        name = self._names[entry.profiling_name]
+        frames = self._frames.get(index, ())
+        return Operation(
+            record_id=entry.record_id,
+            group=self._groups[index],
+            kind=self._kinds[index],
+            collective_seq_id=self._sequence_ids[index],
+            p2p_seq_id=entry.p2p_seq_id,
+            operation=name.operation,
+            source=name.source,
+            destination=name.destination,
+            input_sizes=entry.input_sizes or (),
+            output_sizes=entry.output_sizes or (),
+            input_dtypes=entry.input_dtypes or (),
+            output_dtypes=entry.output_dtypes or (),
+            state=entry.state,
+            retired=entry.retired,
+            issued_ns=entry.issued_ns or None,
+            started_ns=entry.started_ns or None,
+            completed_ns=entry.completed_ns or None,
+            timeout_ms=entry.timeout_ms,
+            frames=_DECODE_FRAMES(frames) if isinstance(frames, bytes) else frames,
+        )
+
+
+def _packed(value: object) -> bytes:
+    return value if isinstance(value, bytes) else _ENCODE(value)
+
+
+_VALUES = itemgetter(*_KEYS)
+_ENCODE = msgspec.msgpack.Encoder().encode
+_DECODE = msgspec.msgpack.Decoder(list[_Entry]).decode
+_DECODE_FRAMES = msgspec.msgpack.Decoder(tuple[Frame, ...]).decode
+
+# How many entries are packed together.
+_BLOCK = 8
+
+
+def _in_issue_order(raw: list[Any]) -> list[Any]:
+    """Sort entries by record ID where that can be told; torch writes them in order."""
+    try:
+        return sorted(raw, key=itemgetter("record_id"))
+    except (KeyError, TypeError):
+        return raw
+
+
+def _entries(raw: list[Any]) -> list[_Entry]:
+    rows = _rows_of_known_keys(raw)
+    if rows is None:
+        # Keys of another version, or something wrong: look at all of it, and read what we know.
+        refuse_other_types(raw)
+        rows = [_VALUES(_modern(index, entry)) for index, entry in enumerate(raw)]
+    return msgspec.convert(rows, list[_Entry])
+
+
+def _rows_of_known_keys(raw: list[Any]) -> list[tuple[Any, ...]] | None:
+    """Return the values in the order of `_KEYS` where every entry has the keys of torch and no others, else None."""
+    try:
+        others = raw[0].keys() - _KEYS.keys()
+        # All lengths are that of a row, and a row asks for each known key: so there are no unknown ones.
+        rows = list(map(itemgetter(*_KEYS, *others), raw))
+        return rows if others <= _OTHER_KEYS and set(map(len, raw)) == {len(rows[0])} else None
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None
+
+
+def _modern(index: int, entry: Any) -> dict[str, Any]:
+    """Bring an entry to the form of torch 2.4: earlier ones have other keys for the same things, or none."""
+    if not isinstance(entry, dict):
+        raise MalformedDump(f"not a dump: entry {index} is a {type(entry).__name__}, not a dict")
+    modern = {"record_id": index, "collective_seq_id": entry.get("seq_id", 0)}
+    modern["process_group"] = (str(entry.get("pg_id")), "")
+    micros = entry.get("time_created_us")
+    if isinstance(micros, int):
+        modern["time_created_ns"] = micros * 1000
+    return {**_KEYS, **modern, **entry}
+
+
+def _kinds(entries: Sequence[_Entry], names: Mapping[str, CallName]) -> Sequence[Kind]:
+    """Return the kind of each call; a closing `coalesced` entry is of that of the batch that it closes."""
+    if not any(map(_IS_P2P, entries)) and not any(name.is_p2p for name in names.values()):
+        return _ALL_COLLECTIVE * len(entries)
+    kinds: list[Kind] = []
+    # The number of the send/recv batch that may still be closed, by group.
+    open_batches: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        name = names[entry.profiling_name]
+        is_p2p = entry.is_p2p or name.is_p2p
+        if is_p2p:
+            open_batches[entry.process_group] = entry.p2p_seq_id
+        elif open_batches.pop(entry.process_group, None) == entry.p2p_seq_id:
+            is_p2p = name.is_closing
+        kinds.append("p2p" if is_p2p else "collective")
+    return kinds
+
+
+def _sequence_ids(entries: Sequence[_Entry]) -> Sequence[int]:
+    """Return the collective sequence IDs, counted per group from 1.
+
+    torchcomms counts from 0 over all groups of a process, which does not compare between ranks; a ring that still
+    holds its first call can be counted anew.
+    """
+    written = list(map(_COLLECTIVE_SEQ_ID, entries))
+    if not written or written != list(range(len(written))) or any(map(_IS_P2P, entries)):
+        return written
+    counts = dict.fromkeys(map(_PROCESS_GROUP, entries), 0)
+    recounted = []
+    for entry in entries:
+        counts[entry.process_group] += 1
+        recounted.append(counts[entry.process_group])
+    return recounted
+
+
+def _shown(entries: Sequence[_Entry], kinds: Sequence[Kind]) -> Iterator[int]:
+    """Yield the calls that a report may show with their stack: the last one, and those a rank can be stuck in.
+
+    Of the open collectives of a group that is the first that nobody gave up; a send or recv may be overtaken by others.
+    """
+    settled: set[tuple[str, str]] = set()
+    for index in [index for index, state in enumerate(map(_STATE, entries)) if state != "completed"]:
+        entry = entries[index]
+        if kinds[index] == "p2p":
+            yield index
+        elif entry.process_group not in settled:
+            yield index
+            if not entry.retired:
+                settled.add(entry.process_group)
+    if entries:
+        yield len(entries) - 1
+
+
+def _frames(stacks: Iterable[tuple[int, Any]], interning: Interning) -> dict[int, tuple[Frame, ...]]:
+    """Return the stack frames by index. The entries of one dump share frame objects: each is read once."""
+    # The stacks hold the frames while this runs, so that an id stays that of its frame.
+    known: dict[int, Frame] = {}
+    frames: dict[int, tuple[Frame, ...]] = {}
+    for index, stack in stacks:
+        raw = msgspec.convert(stack or (), list[Any])
+        for frame in raw:
+            if id(frame) not in known:
+                known[id(frame)] = interning.frame(frame)
+        frames[index] = tuple(map(known.__getitem__, map(id, raw)))
+    return frames
