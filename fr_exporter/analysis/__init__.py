@@ -1,7 +1,8 @@
 """`DumpSet` -> `Diagnosis`: what hung, and which ranks made the others wait.
 
-The steps, one module each: progress (what is open), waitgraph (who waits for whom), components, situation (both together),
-culprits (who waits for nobody, and why), unknown (ranks without a dump), hung (the process groups), verdict.
+The steps, one module each: progress (what is open), waitgraph (who waits for whom), components (who waits for each
+other), situation (all of it together), culprits (who waits for nobody, and why), unknown (ranks without a dump), hung
+(the process groups), verdict.
 """
 
 from __future__ import annotations
