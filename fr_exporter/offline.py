@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from fr_exporter.config import DEFAULT_PATTERN, Config, load
+from fr_exporter.config import DEFAULT_PATTERN, load
 from fr_exporter.diagnosis import Diagnosis
 from fr_exporter.dumpset import DumpSetSettings, final_set
 from fr_exporter.errors import UsageError
@@ -22,20 +22,18 @@ def analyze_path(
     path: str,
     *,
     pattern: str = DEFAULT_PATTERN,
-    training_job: str = "default",
     scope: Scope = "job",
     world_size: int | None = None,
     generated_at_ns: int | None = None,
-    config: Config | None = None,
     jobs: int | None = 1,
 ) -> Diagnosis:
     """Analyse the dump files that `path` stands for (see `find_dumps`), taken as final.
 
-    `generated_at_ns` defaults to now; `config` gives limits and times, its defaults where it is None. Large sets are
-    read in `jobs` processes; None takes the cores there are, and suits a program without threads. Raises UsageError
-    where there is nothing to read.
+    `generated_at_ns` defaults to now. Limits and times are the configuration's defaults. Large sets are read in `jobs`
+    processes; None takes the cores there are, and suits a program without threads. Raises UsageError where there is
+    nothing to read.
     """
-    config = config or load("", env={}, home="")
+    config = load("", env={}, home="")
     files, warnings = find_dumps(path, pattern)
     make_pipeline = partial(
         Pipeline,
@@ -45,7 +43,7 @@ def analyze_path(
     )
     pipeline = make_pipeline()
     settings = DumpSetSettings(
-        training_job=training_job,
+        training_job="default",
         source=path,
         scope=scope,
         world_size=world_size,

@@ -69,6 +69,7 @@ class Pipeline:
             return self._refuse(file, f"the parser failed on it ({type(error).__name__}: {error})", "unreadable")
         if self._telemetry is not None:
             self._telemetry.file_read("parsed", size)
+        log.debug("%s: rank %d, version %s, %d calls", file.path, file.rank, outcome.version, len(outcome.operations))
         return outcome
 
     def read_all(self, files: Iterable[DumpFile]) -> list[tuple[DumpFile, Outcome]]:

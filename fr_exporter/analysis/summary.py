@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from fr_exporter.analysis.scope import Attendance
 from fr_exporter.analysis.situation import Situation
-from fr_exporter.analysis.wording import name_call, waits
+from fr_exporter.analysis.wording import name_call
 from fr_exporter.diagnosis import Cause, HungGroup, Suspect, Verdict
 from fr_exporter.ranges import name_ranks
 
@@ -80,7 +80,7 @@ def _inconclusive(situation: Situation, attended: Attendance, awaited: Collectio
     named = name_call(name, first.kind, first.seq_id, first.group)
     remote = frozenset(awaited) & frozenset(attended.remote)
     if remote:
-        return f"Inconclusive: waiting on ranks outside this node, {name_ranks(remote)}: {waits(stuck)} in {named}."
+        return f"{_ranks(len(stuck))} waiting on ranks outside this node ({name_ranks(remote)}), in {named}."
     if awaited:
         return f"{_ranks(len(stuck))} stuck in {named}; the dumps of {name_ranks(awaited)} would settle it."
     return f"{_ranks(len(stuck))} stuck, the first in {named}, and the dumps do not tell who made them wait."

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from fr_exporter.errors import MalformedDump
 from fr_exporter.model import Calls, Extremes, Frame, Kind, Operation, ProcessGroup, columns
 from fr_exporter.parsing.groups import Groups
 from fr_exporter.parsing.interning import CallName, Interning
 from fr_exporter.parsing.plain import Int, refuse_other_types
 
 Shapes = tuple[tuple[int, ...], ...]
+Dtypes = tuple[str, ...]
+T = TypeVar("T")
 
 _ALL_COLLECTIVE: tuple[Kind] = ("collective",)
 _COLLECTIVE_SEQ_ID = attrgetter("collective_seq_id")
@@ -25,51 +26,38 @@ _PROFILING_NAME = attrgetter("profiling_name")
 _STATE = attrgetter("state")
 
 
-class _Entry(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What we read of one element of `entries`, in the order of `_KEYS`."""
+class _Entry(msgspec.Struct, frozen=True, gc=False):
+    """One element of `entries`, of torch 2.4 and later; earlier ones are brought to this form first.
+
+    Sizes and dtypes are taken as they are: most of them are never looked at.
+    """
 
     record_id: Int
     profiling_name: str
     process_group: tuple[str, str]
     collective_seq_id: Int
-    p2p_seq_id: Int
-    pg_id: Int | None
-    issued_ns: Int | None
-    started_ns: Int | None
-    completed_ns: Int | None
-    input_sizes: Shapes | None
-    output_sizes: Shapes | None
-    input_dtypes: tuple[str, ...] | None
-    output_dtypes: tuple[str, ...] | None
-    state: str
-    retired: bool
-    timeout_ms: Int | None
-    is_p2p: bool
+    p2p_seq_id: Int = 0
+    pg_id: Int | None = None
+    issued_ns: Int | None = msgspec.field(default=None, name="time_created_ns")
+    started_ns: Int | None = msgspec.field(default=None, name="time_discovered_started_ns")
+    completed_ns: Int | None = msgspec.field(default=None, name="time_discovered_completed_ns")
+    input_sizes: Any = ()
+    output_sizes: Any = ()
+    input_dtypes: Any = ()
+    output_dtypes: Any = ()
+    state: str = ""
+    retired: bool = False
+    timeout_ms: Int | None = None
+    is_p2p: bool = False
 
 
-# The keys of `_Entry`, with what stands for them where a writer leaves them out; None: they must be there.
-_KEYS: dict[str, Any] = {
-    "record_id": None,
-    "profiling_name": None,
-    "process_group": None,
-    "collective_seq_id": None,
-    "p2p_seq_id": 0,
-    "pg_id": None,
-    "time_created_ns": None,
-    "time_discovered_started_ns": None,
-    "time_discovered_completed_ns": None,
-    "input_sizes": (),
-    "output_sizes": (),
-    "input_dtypes": (),
-    "output_dtypes": (),
-    "state": "",
-    "retired": False,
-    "timeout_ms": None,
-    "is_p2p": False,
-}
+class _KnownEntry(_Entry, frozen=True, gc=False, forbid_unknown_fields=True):
+    """An entry with the keys of torch and no others, so that its types are checked as it is converted."""
 
-# What torch writes beside them, and nobody here needs.
-_OTHER_KEYS = frozenset({"op_id", "duration_ms", "thread_id", "thread_name"})
+    op_id: Any = None
+    duration_ms: Any = None
+    thread_id: Any = None
+    thread_name: Any = None
 
 
 def read_calls(raw: list[Any], groups: Groups, interning: Interning) -> Calls:
@@ -123,14 +111,14 @@ class _EntryRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         frames = {index: _packed(stack) for index, stack in self._frames.items()}
-        packed = list(map(_packed, self._blocks))
-        return _EntryRows, (packed, self._groups, self._kinds, self._sequence_ids, self._names, frames)
+        blocks = [block if isinstance(block, bytes) else _packed(map(_values, block)) for block in self._blocks]
+        return _EntryRows, (blocks, self._groups, self._kinds, self._sequence_ids, self._names, frames)
 
     def operation(self, index: int) -> Operation:
         """Return the call at an index."""
         block = self._blocks[index // _BLOCK]
         if isinstance(block, bytes):
-            block = self._blocks[index // _BLOCK] = _DECODE(block)
+            block = self._blocks[index // _BLOCK] = [_Entry(*values) for values in _DECODE(block)]
         entry = block[index % _BLOCK]
         name = self._names[entry.profiling_name]
         frames = self._frames.get(index, ())
@@ -143,10 +131,10 @@ class _EntryRows:
             operation=name.operation,
             source=name.source,
             destination=name.destination,
-            input_sizes=entry.input_sizes or (),
-            output_sizes=entry.output_sizes or (),
-            input_dtypes=entry.input_dtypes or (),
-            output_dtypes=entry.output_dtypes or (),
+            input_sizes=_as(Shapes, entry.input_sizes),
+            output_sizes=_as(Shapes, entry.output_sizes),
+            input_dtypes=_as(Dtypes, entry.input_dtypes),
+            output_dtypes=_as(Dtypes, entry.output_dtypes),
             state=entry.state,
             retired=entry.retired,
             issued_ns=entry.issued_ns or None,
@@ -157,13 +145,25 @@ class _EntryRows:
         )
 
 
-def _packed(value: object) -> bytes:
-    return value if isinstance(value, bytes) else _ENCODE(value)
+def _values(entry: _Entry) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(entry)[:_FIELDS]
 
 
-_VALUES = itemgetter(*_KEYS)
+def _packed(values: Iterable[Any] | bytes) -> bytes:
+    return values if isinstance(values, bytes) else _ENCODE(list(values))
+
+
+def _as(wanted: type[tuple[T, ...]], value: Any) -> tuple[T, ...]:
+    """Return sizes or dtypes, none where they are not what they should be: the call itself is worth more."""
+    try:
+        return msgspec.convert(value or (), wanted)
+    except msgspec.ValidationError:
+        return ()
+
+
+_FIELDS = len(_Entry.__struct_fields__)
 _ENCODE = msgspec.msgpack.Encoder().encode
-_DECODE = msgspec.msgpack.Decoder(list[_Entry]).decode
+_DECODE = msgspec.msgpack.Decoder(list[list[Any]]).decode
 _DECODE_FRAMES = msgspec.msgpack.Decoder(tuple[Frame, ...]).decode
 
 # How many entries are packed together.
@@ -178,36 +178,25 @@ def _in_issue_order(raw: list[Any]) -> list[Any]:
         return raw
 
 
-def _entries(raw: list[Any]) -> list[_Entry]:
-    rows = _rows_of_known_keys(raw)
-    if rows is None:
+def _entries(raw: list[Any]) -> Sequence[_Entry]:
+    try:
+        return msgspec.convert(raw, list[_KnownEntry])
+    except msgspec.ValidationError:
         # Keys of another version, or something wrong: look at all of it, and read what we know.
         refuse_other_types(raw)
-        rows = [_VALUES(_modern(index, entry)) for index, entry in enumerate(raw)]
-    return msgspec.convert(rows, list[_Entry])
+        return msgspec.convert([_modern(index, entry) for index, entry in enumerate(raw)], list[_Entry])
 
 
-def _rows_of_known_keys(raw: list[Any]) -> list[tuple[Any, ...]] | None:
-    """Return the values in the order of `_KEYS` where every entry has the keys of torch and no others, else None."""
-    try:
-        others = raw[0].keys() - _KEYS.keys()
-        # All lengths are that of a row, and a row asks for each known key: so there are no unknown ones.
-        rows = list(map(itemgetter(*_KEYS, *others), raw))
-        return rows if others <= _OTHER_KEYS and set(map(len, raw)) == {len(rows[0])} else None
-    except (AttributeError, IndexError, KeyError, TypeError):
-        return None
-
-
-def _modern(index: int, entry: Any) -> dict[str, Any]:
+def _modern(index: int, entry: Any) -> Any:
     """Bring an entry to the form of torch 2.4: earlier ones have other keys for the same things, or none."""
     if not isinstance(entry, dict):
-        raise MalformedDump(f"not a dump: entry {index} is a {type(entry).__name__}, not a dict")
+        return entry
     modern = {"record_id": index, "collective_seq_id": entry.get("seq_id", 0)}
     modern["process_group"] = (str(entry.get("pg_id")), "")
     micros = entry.get("time_created_us")
     if isinstance(micros, int):
         modern["time_created_ns"] = micros * 1000
-    return {**_KEYS, **modern, **entry}
+    return modern | entry
 
 
 def _kinds(entries: Sequence[_Entry], names: Mapping[str, CallName]) -> Sequence[Kind]:
