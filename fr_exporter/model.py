@@ -109,10 +109,10 @@ class Extremes:
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> Extremes:
-        """Work them out from rows with the attributes of `Operation`."""
+        """Work them out from rows in issue order, with the attributes of `Operation`."""
         issued, started, completed = (_largest(value_of, rows) for value_of in _TIMES)
         return cls(
-            last_record_id=max(map(_RECORD_ID, rows), default=None),
+            last_record_id=rows[-1].record_id if rows else None,
             newest_issue_ns=issued or None,
             newest_time_ns=max(issued, started, completed) or None,
             longest_timeout_ms=_largest(_TIMEOUT_MS, rows),
@@ -125,7 +125,6 @@ def _largest(value_of: Callable[[Any], int | None], rows: Sequence[Any]) -> int:
 
 
 _KEY = attrgetter("key")
-_RECORD_ID = attrgetter("record_id")
 _STATE = attrgetter("state")
 _TIMEOUT_MS = attrgetter("timeout_ms")
 _TIMES = (attrgetter("issued_ns"), attrgetter("started_ns"), attrgetter("completed_ns"))

@@ -111,14 +111,17 @@ class _EntryRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         frames = {index: _packed(stack) for index, stack in self._frames.items()}
-        blocks = [block if isinstance(block, bytes) else _packed(map(_values, block)) for block in self._blocks]
+        blocks = [
+            block if isinstance(block, bytes) else _packed(map(msgspec.structs.astuple, block))
+            for block in self._blocks
+        ]
         return _EntryRows, (blocks, self._groups, self._kinds, self._sequence_ids, self._names, frames)
 
     def operation(self, index: int) -> Operation:
         """Return the call at an index."""
         block = self._blocks[index // _BLOCK]
         if isinstance(block, bytes):
-            block = self._blocks[index // _BLOCK] = [_Entry(*values) for values in _DECODE(block)]
+            block = self._blocks[index // _BLOCK] = [_Entry(*values[:_FIELDS]) for values in _DECODE(block)]
         entry = block[index % _BLOCK]
         name = self._names[entry.profiling_name]
         frames = self._frames.get(index, ())
@@ -143,10 +146,6 @@ class _EntryRows:
             timeout_ms=entry.timeout_ms,
             frames=_DECODE_FRAMES(frames) if isinstance(frames, bytes) else frames,
         )
-
-
-def _values(entry: _Entry) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(entry)[:_FIELDS]
 
 
 def _packed(values: Iterable[Any] | bytes) -> bytes:
