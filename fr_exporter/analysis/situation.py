@@ -23,11 +23,6 @@ class Component:
     waits: bool
     waited_for: bool
 
-    @property
-    def stuck_ranks(self) -> tuple[int, ...]:
-        """The ranks of the component and those that are stuck in its calls, sorted."""
-        return tuple(sorted({*self.ranks, *(rank for call in self.calls for rank in call.waiters)}))
-
 
 @dataclass(frozen=True, slots=True)
 class Accusation:

@@ -36,7 +36,7 @@ def explain(situation: Situation, findings: Findings, absent: Absent) -> Unexpla
     """Return the absent ranks that made others wait."""
     explained = set(findings.culprits)
     victims = _spread(situation, explained, findings.blocked)
-    culprits = []
+    found: list[tuple[set[int], list[StuckCall]]] = []
     awaited: set[int] = set()
     for index in findings.blocked:
         if index in explained:
@@ -46,7 +46,10 @@ def explain(situation: Situation, findings: Findings, absent: Absent) -> Unexpla
         accused = unmet & absent.reasons.keys()
         awaited |= unmet & absent.not_accusable
         if accused:
-            culprits.append(_accuse(accused, calls, absent))
+            found.append((accused, calls))
+    # One absent rank among many that dumped tells more than a whole node of them.
+    confidence: Confidence = "medium" if len(set[int]().union(*(accused for accused, _ in found))) == 1 else "low"
+    culprits = [_accuse(accused, calls, absent, confidence) for accused, calls in found]
     return Unexplained(_merged(culprits), frozenset(awaited))
 
 
@@ -80,8 +83,7 @@ def _reach(situation: Situation, explained: set[int]) -> None:
             explained.add(index)
 
 
-def _accuse(accused: set[int], calls: list[StuckCall], absent: Absent) -> Culprit:
-    confidence: Confidence = "medium" if len(accused) == 1 else "low"
+def _accuse(accused: set[int], calls: list[StuckCall], absent: Absent, confidence: Confidence) -> Culprit:
     waiting = f"{waits({rank for call in calls for rank in call.waiters})} for it in {name_stuck(calls[0])}"
     accusations = tuple(
         Accusation(rank, f"left no usable dump ({absent.reasons[rank]}); {waiting}", confidence)

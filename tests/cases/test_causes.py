@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fr_exporter.diagnosis import Cause
-from tests.builders import SECOND, Job, write
+from tests.builders import SECOND, Group, Job, write
 from tests.verdicts import assert_hang, causes, diagnose
 
 
@@ -140,6 +140,15 @@ def test_one_rank_of_four_in_opposite_order(tmp_path: Path) -> None:
     assert_hang(diagnose(job.write(tmp_path)), Cause.ORDER_DEADLOCK, [2])
 
 
+def _three_steps_and_a_send(job: Job, pipeline: Group) -> None:
+    """Run three good steps, in each rank 0 sends to rank 1 and all reduce; then rank 0 sends once more."""
+    for _ in range(3):
+        job.send(pipeline, 0, 1)
+        job.recv(pipeline, 1, 0)
+        job.collective(job.world)
+    job.send(pipeline, 0, 1)
+
+
 def test_peer_that_went_past_the_recv(tmp_path: Path) -> None:
     """Rank 1 did the call that rank 0 issued after its send, and has nothing open: it left out the recv.
 
@@ -147,11 +156,7 @@ def test_peer_that_went_past_the_recv(tmp_path: Path) -> None:
     """
     job = Job(2)
     pipeline = job.group("1", "pp", [0, 1])
-    for _ in range(3):
-        job.send(pipeline, 0, 1)
-        job.recv(pipeline, 1, 0)
-        job.collective(job.world)
-    job.send(pipeline, 0, 1)
+    _three_steps_and_a_send(job, pipeline)
     job.collective(job.world)
 
     diagnosis = diagnose(job.write(tmp_path))
@@ -164,11 +169,7 @@ def test_peer_that_waits_behind_the_recv_it_left_out(tmp_path: Path) -> None:
     """Rank 0 is in a send that rank 1 has no recv for; rank 1 and all others wait for rank 0 in the next all_reduce."""
     job = Job(4)
     pipeline = job.group("1", "pp", [0, 1])
-    for _ in range(3):
-        job.send(pipeline, 0, 1)
-        job.recv(pipeline, 1, 0)
-        job.collective(job.world)
-    job.send(pipeline, 0, 1)
+    _three_steps_and_a_send(job, pipeline)
     job.collective(job.world, by=[1, 2, 3])
 
     diagnosis = diagnose(job.write(tmp_path))

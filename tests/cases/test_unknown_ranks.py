@@ -25,6 +25,20 @@ def test_whole_node_without_dumps(tmp_path: Path) -> None:
     assert diagnosis.missing_ranks == (4, 5, 6, 7)
 
 
+def test_ranks_missing_from_groups_of_their_own(tmp_path: Path) -> None:
+    """Ranks 2 and 3 left nothing, and each is lacked by one rank alone: half of the job gone is weak evidence."""
+    job = Job(4)
+    pairs = job.group("1", "pp", [0, 2]), job.group("2", "pp", [1, 3])
+    for pair in pairs:
+        job.collective(pair, times=2)
+        job.collective(pair, done=False)
+
+    diagnosis = diagnose(job.write(tmp_path, ranks=[0, 1]))
+
+    assert_hang(diagnosis, Cause.MISSING_DUMP, [2, 3])
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {"low"}
+
+
 def test_files_that_look_like_one_nodes_are_said_to(tmp_path: Path) -> None:
     """An aligned half of the world and nothing else may be a node's own directory: the report must say so."""
     diagnosis = diagnose(waiting_world().write(tmp_path, ranks=range(4)))
