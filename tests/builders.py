@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fr_exporter.simulate.formats import as_json
+
 Dump = dict[str, Any]
 Sizes = list[list[int]]
 
@@ -289,64 +291,6 @@ class Job:
 
 def _counts_p2p(event: Event) -> bool:
     return event.is_p2p or any(part.is_p2p for part in event.parts)
-
-
-_THREAD = {"thread_id", "thread_name"}
-_NAMED = {"process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "input_dtypes", "output_dtypes"}
-_TIMED = {
-    "record_id",
-    "op_id",
-    "time_created_ns",
-    "time_discovered_started_ns",
-    "time_discovered_completed_ns",
-    "retired",
-}
-_KEYS_NOT_YET = {
-    "2.9": set(),
-    "2.4": _THREAD,
-    "2.1": _THREAD | {"timeout_ms"},
-    "1.4": _THREAD | {"timeout_ms"} | _NAMED,
-    "2.2's": _THREAD | {"timeout_ms"} | _NAMED | _TIMED,
-}
-
-
-def as_version(dump: Dump, version: str) -> Any:
-    """Return a dump as torch wrote it when the format was at `version`: 2.9, 2.4, 2.1, 1.4, or "2.2's", a bare list."""
-    old = {key: value for key, value in dump.items() if key not in ("comm_lib_version", "pg_status")}
-    old["version"] = version
-    if version == "2.9":
-        old["nccl_version"] = dump["comm_lib_version"]
-    if version in ("2.9", "2.4"):
-        old["pg_status"] = dump["pg_status"]
-    if version == "1.4":
-        groups = zip(dump["pg_status"], dump["pg_config"].values(), strict=True)
-        old["pg_config"] = {int(local_id): json.loads(group["ranks"]) for local_id, group in groups}
-    old["entries"] = [_older_entry(entry, version) for entry in dump["entries"]]
-    return old["entries"] if version == "2.2's" else old
-
-
-def _older_entry(entry: Dump, version: str) -> Dump:
-    old = {key: value for key, value in entry.items() if key not in _KEYS_NOT_YET[version]}
-    if version in ("1.4", "2.2's"):
-        old["seq_id"] = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
-    if version == "2.2's":
-        old["time_created_us"] = entry["time_created_ns"] // 1000
-    return old
-
-
-def as_json(dump: Dump) -> Dump:
-    """Return a dump as `dump_nccl_trace_json` spells it."""
-    entries = [
-        {key: 0 if value is None else value for key, value in entry.items() if key != "frames"}
-        for entry in dump["entries"]
-    ]
-    counters = {
-        local_id: {key: str(value) for key, value in status.items()} for local_id, status in dump["pg_status"].items()
-    }
-    spelled = {**dump, "pg_status": counters, "entries": entries}
-    if not entries:
-        del spelled["entries"]
-    return spelled
 
 
 def as_collected(dump: Dump, *, gpu: str = "Healthy", nic: str = "Healthy") -> Dump:

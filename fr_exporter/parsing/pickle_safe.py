@@ -1,4 +1,4 @@
-"""Load a pickle that holds plain data, and nothing else.
+"""Pickles that hold plain data, and nothing else.
 
 The only module that imports pickle. torch writes dicts, lists, tuples, strings, numbers, booleans and None; whatever
 would look up a name, call something or set an object's state ends in `RejectedDump` before it happens.
@@ -23,6 +23,11 @@ class _PlainDataUnpickler(pickle.Unpickler):
 
     def persistent_load(self, _: object) -> NoReturn:
         raise RejectedDump("refused: the file asks for a persistent object, a dump holds plain data only")
+
+
+def dump(data: object) -> bytes:
+    """Return plain data as a pickle of protocol 2, as torch writes it."""
+    return pickle.dumps(data, protocol=2)
 
 
 def load(file: BinaryIO) -> object:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fr_exporter.diagnosis import Cause
-from tests.builders import SECOND, Dump, Job, as_json, as_torchcomms, as_version, encode, encode_json, write
+from fr_exporter.simulate.formats import UNVERSIONED, as_json, as_version
+from tests.builders import SECOND, Dump, Job, as_torchcomms, encode, encode_json, write
 from tests.verdicts import assert_hang, assert_healthy, diagnose
 
 
@@ -25,7 +26,7 @@ def test_verdict_does_not_depend_on_the_version(tmp_path: Path, version: str) ->
     job.collective(tp, times=2)
     job.collective(tp, by=[2])
     job.collective(job.world, by=[0, 1])
-    dumps = {rank: dump if version == "2.10" else as_version(dump, version) for rank, dump in job.dumps().items()}
+    dumps = {rank: as_version(dump, version) for rank, dump in job.dumps().items()}
 
     diagnosis = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns + 60 * SECOND))
 
@@ -62,7 +63,7 @@ def test_groups_without_members_prove_nothing(tmp_path: Path) -> None:
     job = Job(3)
     job.collective(job.world, times=3)
     job.collective(job.world, by=[0, 1])
-    dumps = {rank: as_version(dump, "2.2's") for rank, dump in job.dumps().items()}
+    dumps = {rank: as_version(dump, UNVERSIONED) for rank, dump in job.dumps().items()}
 
     diagnosis = diagnose(write_late(tmp_path, job, dumps))
 

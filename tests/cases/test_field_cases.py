@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fr_exporter.diagnosis import Cause
-from tests.builders import SECOND, Dump, Job, as_collected, as_json, as_version, encode, encode_json, write
+from fr_exporter.simulate.formats import as_json, as_version
+from tests.builders import SECOND, Dump, Job, as_collected, encode, encode_json, write
 from tests.verdicts import assert_hang, assert_healthy, diagnose
 
 

@@ -20,7 +20,8 @@ import pytest
 from fr_exporter.errors import DumpError, MalformedDump, PartialDump, RejectedDump
 from fr_exporter.model import RankDump
 from fr_exporter.parsing import DumpReader
-from tests.builders import Dump, Job, as_collected, as_json, as_torchcomms, as_version, encode, encode_json
+from fr_exporter.simulate.formats import UNVERSIONED, as_json, as_version
+from tests.builders import Dump, Job, as_collected, as_torchcomms, encode, encode_json
 
 MAX_BYTES = 1 << 20
 
@@ -59,7 +60,7 @@ WRITERS: dict[str, Callable[[Dump], bytes]] = {
     "2.1": lambda dump: encode(as_version(dump, "2.1")),
     "1.4": lambda dump: encode(as_version(dump, "1.4")),
     "torchcomms": lambda dump: encode(as_torchcomms(dump)),
-    "torch 2.2's list": lambda dump: encode(as_version(dump, "2.2's")),
+    "torch 2.2's list": lambda dump: encode(as_version(dump, UNVERSIONED)),
 }
 
 
@@ -109,7 +110,7 @@ def test_writers_without_counters_are_known_to_have_none(dump: Dump, writer: str
 
 def test_torch_22_knows_no_members(dump: Dump) -> None:
     """The bare list names groups by local id alone: their members are unknown, which is not the same as none."""
-    assert {op.group.ranks for op in read(encode(as_version(dump, "2.2's"))).operations} == {None}
+    assert {op.group.ranks for op in read(encode(as_version(dump, UNVERSIONED))).operations} == {None}
 
 
 def test_gloo_says_retired_and_nothing_else() -> None:
