@@ -1,4 +1,4 @@
-"""The command line: `fr-exporter serve | analyze | check-config`, and `fr-attribution`, which is `analyze` alone.
+"""The command line: `fr-exporter serve | analyze | check-config | simulate`, and `fr-attribution`: `analyze` alone.
 
 Standard output carries the report and nothing else; notes and errors go to standard error, one line each.
 """
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -56,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check-config", help="check a configuration", allow_abbrev=False)
     check.add_argument("file", metavar="FILE", nargs="?", help="configuration (default: the built-in one)")
     check.set_defaults(handler=_check_config)
+    simulate = commands.add_parser("simulate", help="write the dumps of a simulated hang: a drill", allow_abbrev=False)
+    simulate.set_defaults(handler=_simulate)
+    if "simulate" in (sys.argv if argv is None else argv):
+        _add_simulate_arguments(simulate)
     return _run(parser, argv)
 
 
@@ -117,6 +122,13 @@ def _add_analyze_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(handler=_analyze)
 
 
+def _add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    from fr_exporter.simulate import command  # noqa: PLC0415  would slow every analyze down
+
+    parser.description = command.DESCRIPTION
+    command.add_arguments(parser)
+
+
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Do what the arguments say, and turn whatever goes wrong into one line and an exit code."""
     debug = os.environ.get("FR_DEBUG") == "1"
@@ -175,6 +187,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     from fr_exporter import app  # noqa: PLC0415  the daemon's libraries would slow every analyze down
 
     return app.run(lambda: _load_config(arguments.config), os.environ)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from fr_exporter.simulate import command  # noqa: PLC0415  as in _add_simulate_arguments
+
+    command.run(arguments, write=_write, clock=time.time_ns, sleep=time.sleep)
+    return EXIT_OK
 
 
 def _check_config(arguments: argparse.Namespace) -> int:

@@ -423,3 +423,16 @@ def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path, dumps: Path, ch
     errors = [line for line in ended.stderr.splitlines() if " INFO " not in line]
     assert len(errors) == 1, ended.stderr
     assert message in errors[0]
+
+
+def test_a_drill_raises_the_alarm_that_its_truth_calls_for(tmp_path: Path, dumps: Path) -> None:
+    """`fr-exporter simulate` into a watched directory, file after file, gives a hang with the right suspects."""
+    with serving(tmp_path, watching(dumps)) as exporter:
+        drill = [sys.executable, "-m", "fr_exporter", "simulate", str(dumps), "--world-size", "8", "--seed", "1"]
+        subprocess.run([*drill, "--write-delay", "0.05"], stdout=subprocess.DEVNULL, timeout=30, check=True)
+        wait_until(lambda: exporter.value("fr_diagnosis_partial") == 0 and exporter.suspects())
+        truth = json.loads((dumps / "truth.json").read_text())
+        assert exporter.suspects() == set(truth["required"])
+        assert exporter.value("fr_hang") == 1
+        [(incident, _)] = exporter.values("fr_incident_info")
+        assert incident["cause"] in truth["causes"]
