@@ -195,6 +195,11 @@ class Calls(Sequence[Operation]):
             return []
         return [index for index, own in zip(*column, strict=True) if own > seq_id]
 
+    def hold_all(self) -> bool:
+        """Tell whether no call is left out between the first and the last, as completed ones may be."""
+        last = self.extremes.last_record_id
+        return last is not None and last - self[0].record_id + 1 == len(self)
+
     def p2p_groups(self) -> set[str]:
         """Return the keys of the groups with a send or recv among these calls."""
         if "p2p" not in self.kinds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fr_exporter.analysis import fault, mismatch, order, p2p, stalls
+from fr_exporter.analysis import alignment, fault, mismatch, order, p2p, stalls
 from fr_exporter.analysis.situation import Component, Culprit, Situation
 
 Check = Callable[[Component, Situation], Culprit | None]
@@ -15,6 +15,7 @@ CHECKS: tuple[Check, ...] = (
     mismatch.check,
     stalls.check_desync,
     stalls.check_device_stall,
+    alignment.check,
     p2p.check,
     stalls.check_host_stall,
     fault.check,

@@ -27,8 +27,9 @@ class _Found:
 def hung_groups(culprits: Sequence[Culprit], situation: Situation) -> tuple[HungGroup, ...]:
     """Return the hung process groups, the headline first.
 
-    Those waiting on more culprits come first; then collectives before send/recv (a receive is posted long before its
-    data is due), the other way round for `p2p_unmatched`; then the earlier call; then more direct waiters.
+    Those waiting on more culprits come first; then a call that does not end although all are in it, before what waits
+    for those ranks; then collectives before send/recv (a receive is posted long before its data is due), the other way
+    round for `p2p_unmatched`; then the earlier call; then more direct waiters.
     """
     found: dict[tuple[str, Kind], _Found] = {}
     for culprit in culprits:
@@ -50,12 +51,18 @@ def _calls_of(culprit: Culprit, situation: Situation) -> Iterable[StuckCall]:
     return [call for call in situation.graph.calls.values() if not culprit.ranks.isdisjoint(call.waiters)]
 
 
-def _rank_in_order(entry: _Found) -> tuple[int, bool, int, int, str]:
+def _rank_in_order(entry: _Found) -> tuple[int, bool, bool, int, int, str]:
     is_p2p = entry.kind == "p2p"
     unmatched = any(culprit.cause is Cause.P2P_UNMATCHED for culprit in entry.culprits)
     first = _first_call(entry.calls.values())
     waiters = {rank for call in entry.calls.values() for rank in call.waiters}
-    return (-len(entry.culprits), is_p2p is not unmatched, _since(first), -len(waiters), entry.group.key)
+    never_ends = any(
+        culprit.cause in _NOBODY_IN_PARTICULAR and call.id in entry.calls
+        for culprit in entry.culprits
+        for call in culprit.calls
+    )
+    count = len(entry.culprits)
+    return (-count, not never_ends, is_p2p is not unmatched, _since(first), -len(waiters), entry.group.key)
 
 
 def _hung_group(entry: _Found) -> HungGroup:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from fr_exporter.analysis import alignment
+from fr_exporter.analysis.progress import RankState
 from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
 from fr_exporter.analysis.waitgraph import CallId, Reference
 from fr_exporter.analysis.wording import name_group
@@ -18,7 +21,8 @@ def check(component: Component, situation: Situation) -> Culprit | None:
         mismatches = situation.mismatches.get((group.key, seq_id))
         if mismatches:
             own = situation.graph.calls.get(CallId(group.key, "collective", seq_id))
-            return Culprit(Cause.COLLECTIVE_MISMATCH, _accuse(mismatches[0]), () if own is None else (own,))
+            accusations = _accuse(mismatches[0], situation.states)
+            return Culprit(Cause.COLLECTIVE_MISMATCH, accusations, () if own is None else (own,))
     return None
 
 
@@ -35,8 +39,11 @@ def _calls_in_question(component: Component, situation: Situation) -> Iterator[t
             yield reference.collective
 
 
-def _accuse(mismatch: Mismatch) -> tuple[Accusation, ...]:
-    """Accuse the ranks outside the largest camp; all of them where two camps are the largest."""
+def _accuse(mismatch: Mismatch, states: Mapping[int, RankState]) -> tuple[Accusation, ...]:
+    """Accuse the ranks outside the largest camp; all of them where two camps are the largest.
+
+    Then their replicas may show which of them departs.
+    """
     largest = mismatch.camps[0]
     total = sum(len(camp.ranks) for camp in mismatch.camps)
     is_tie = len(largest.ranks) == len(mismatch.camps[1].ranks)
@@ -47,4 +54,6 @@ def _accuse(mismatch: Mismatch) -> tuple[Accusation, ...]:
         other = mismatch.camps[1] if camp is largest else largest
         evidence = f"issued {camp.value} as {where}, {name_ranks(other.ranks)} issued {other.value}"
         accusations.extend(Accusation(rank, evidence, confidence) for rank in camp.ranks)
-    return tuple(sorted(accusations, key=lambda accusation: accusation.rank))
+    departed = alignment.departed([each.rank for each in accusations], states) if is_tie else frozenset()
+    chosen = [replace(each, confidence="medium") for each in accusations if each.rank in departed] or accusations
+    return tuple(sorted(chosen, key=lambda accusation: accusation.rank))

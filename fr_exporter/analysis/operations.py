@@ -31,8 +31,11 @@ def is_rooted(operation: Operation) -> bool:
 
 def is_done_by_state(operation: Operation) -> bool:
     """Tell whether the entry itself shows the call done. That it does not, proves nothing."""
-    if operation.state == "completed":
-        return True
+    return operation.state == "completed" or is_done_by_retirement(operation)
+
+
+def is_done_by_retirement(operation: Operation) -> bool:
+    """Tell whether the call is retired in a backend where that is all that shows it done."""
     return operation.retired and operation.operation.partition(":")[0] in NEVER_COMPLETES
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fr_exporter.analysis.operations import has_timed_out, is_done_by_state, is_rooted
+from fr_exporter.analysis.operations import has_timed_out, is_done_by_retirement, is_done_by_state, is_rooted
 from fr_exporter.model import Calls, DumpSet, GroupProgress, Kind, Operation, ProcessGroup, RankDump
 
 _SECOND_NS = 1_000_000_000
@@ -114,10 +114,11 @@ def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankSta
     counters = {progress.group.key: progress for progress in dump.progress}
     standings: dict[str, Standing] = {}
     open_calls: list[Operation] = []
+    holds_completed = calls.hold_all()
     for key in sorted({**counters, **calls.by_group}, key=_numbers_in_order):
         counter = counters.get(key)
         if counter is not None and key not in mixed:
-            standing, still_open = _by_counter(counter, calls)
+            standing, still_open = _by_counter(counter, calls, holds_completed)
         else:
             column = calls.by_group.get(key)
             of_group = [] if column is None else [calls[index] for index in column.indices]
@@ -133,16 +134,22 @@ def _numbers_in_order(key: str) -> tuple[int, str]:
     return len(key), key
 
 
-def _by_counter(counter: GroupProgress, calls: Calls) -> tuple[Standing, list[Operation]]:
+def _by_counter(counter: GroupProgress, calls: Calls, holds_completed: bool) -> tuple[Standing, list[Operation]]:
     """Let the counter decide: calls at or below last completed are done, those above it open, whatever their state.
 
+    Where a dump leaves completed calls out, one that it lacks is done: the watchdog counts it a moment later.
     A group can have thousands open, so return only as many of them as anybody asks for: the oldest ones, up to the
     first without a root.
     """
     key, done = counter.group.key, counter.last_completed or 0
     above = calls.above(key, done)
+    # The threads of a gloo group may count two calls in the wrong order, so that the counter ends one too low.
+    while above and is_done_by_retirement(calls[above[0]]):
+        done = calls[above.pop(0)].collective_seq_id
     newest = max(calls.by_group[key].collective_seq_ids) if above else 0
     enqueued = max(counter.last_enqueued or 0, newest)
+    if not holds_completed:
+        done = calls[above[0]].collective_seq_id - 1 if above else enqueued
     standing = Standing(
         group=counter.group,
         last_enqueued=enqueued,
@@ -271,12 +278,14 @@ def _with_fronts(
     rule: AgeRule,
 ) -> RankState:
     known = [call for call in open_calls if call.group.ranks is not None]
-    older_than_ring = tuple(_older_than_ring(standings, known))
+    older_than_ring = tuple(_older_than_ring(standings, known, dump.operations))
     fronts = older_than_ring or tuple(_front_batch(known))
     age_known = _is_plausible(dump.dump_time_ns, dump.operations.extremes.newest_time_ns)
     in_flight = None
-    if known and not older_than_ring and age_known and rule.excuses and _is_young(known[0], dump.dump_time_ns, rule):
-        fronts, in_flight = (), known[0]
+    # A rank that has only just issued a call is not stuck in one that its ring has lost already.
+    oldest = dump.operations[-1] if older_than_ring and dump.operations else next(iter(known), None)
+    if oldest is not None and age_known and rule.excuses and _is_young(oldest, dump.dump_time_ns, rule):
+        fronts, in_flight = (), oldest
     unmapped = next((call for call in open_calls if call.group.ranks is None), None)
     if unmapped is not None and age_known and rule.excuses and _is_young(unmapped, dump.dump_time_ns, rule):
         unmapped = None
@@ -285,7 +294,7 @@ def _with_fronts(
         standings=standings,
         open_calls=open_calls,
         fronts=fronts,
-        certain=len(older_than_ring) < 2,
+        certain=len(older_than_ring) < 2 and not _hides_transfers(standings, dump.operations),
         in_flight=in_flight,
         age_known=age_known,
         timing=_may_record_starts(dump),
@@ -293,8 +302,11 @@ def _with_fronts(
     )
 
 
-def _older_than_ring(standings: Mapping[str, Standing], open_calls: list[Operation]) -> Iterator[Front]:
-    """Yield the open calls that only the counters show, because the ring has lost them."""
+def _older_than_ring(standings: Mapping[str, Standing], open_calls: list[Operation], calls: Calls) -> Iterator[Front]:
+    """Yield the open calls that only the counters show, because the ring has lost them.
+
+    Where the ring ends with an earlier call of the group, the call was issued between the reading of both: it is new.
+    """
     oldest: dict[str, int] = {}
     for call in open_calls:
         oldest.setdefault(call.group.key, call.collective_seq_id)
@@ -302,8 +314,23 @@ def _older_than_ring(standings: Mapping[str, Standing], open_calls: list[Operati
         first = standing.first_open
         if standing.counters is None or standing.mixed or first is None or standing.group.ranks is None:
             continue
-        if oldest.get(key, first + 1) > first:
+        column = calls.by_group.get(key)
+        is_newer = column is not None and max(column.collective_seq_ids) < first
+        if oldest.get(key, first + 1) > first and not is_newer:
             yield Front(standing.group, "collective", first, None)
+
+
+def _hides_transfers(standings: Mapping[str, Standing], calls: Calls) -> bool:
+    """Tell whether the counter of a send/recv group shows open calls that the ring has lost."""
+    for key, standing in standings.items():
+        counter, column = standing.counters, calls.by_group.get(key)
+        if not standing.mixed or counter is None or not calls.hold_all():
+            continue
+        if (counter.last_enqueued or 0) <= (counter.last_completed or 0):
+            continue
+        if column is None or calls[column.indices[0]].seq_id > (counter.last_completed or 0) + 1:
+            return True
+    return False
 
 
 def _front_batch(open_calls: list[Operation]) -> Iterator[Front]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from fr_exporter.analysis.operations import is_rooted
@@ -266,16 +265,33 @@ def _p2p_calls(states: Mapping[int, RankState], pairs: OpenPairs) -> Iterator[tu
         for front in state.fronts:
             if front.kind == "p2p" and front.operation is not None:
                 peer = pairs.peer_of(rank, front.operation)
-                if peer is not None:
+                # A part that the peer has completed is not what a batch waits for.
+                if peer is not None and not peer.completed:
                     matched = peer.counterpart is not None and (peer.rank, peer.counterpart.record_id) in in_front
-                    yield _p2p_call(rank, front, front.operation, peer, in_front=matched, is_seen=peer.rank in states)
+                    lags = matched and _lags(front.operation, state, peer, states)
+                    is_seen = peer.rank in states
+                    yield _p2p_call(rank, front, front.operation, peer, in_front=matched, lags=lags, is_seen=is_seen)
+
+
+def _lags(call: Operation, own: RankState, peer: Peer, states: Mapping[int, RankState]) -> bool:
+    """Tell whether the peer has not started its side of a send or recv that this rank has; only where timing is on."""
+    if peer.counterpart is None or not states[peer.rank].timing:
+        return False
+    return _batch_started(call, own) and not _batch_started(peer.counterpart, states[peer.rank])
+
+
+def _batch_started(call: Operation, state: RankState) -> bool:
+    # Within a batch only the closing entry is ever seen started.
+    return any(
+        part.started_ns is not None or part.state == "started"
+        for part in state.open_calls
+        if part.kind == "p2p" and part.group == call.group and part.p2p_seq_id == call.p2p_seq_id
+    )
 
 
 def _p2p_call(
-    rank: int, front: Front, call: Operation, peer: Peer, *, in_front: bool, is_seen: bool
+    rank: int, front: Front, call: Operation, peer: Peer, *, in_front: bool, lags: bool, is_seen: bool
 ) -> tuple[StuckCall, list[Node]]:
-    counterpart = peer.counterpart
-    lags = in_front and call.state == "started" and counterpart is not None and counterpart.state == "scheduled"
     stuck = StuckCall(
         id=CallId(front.group.key, "p2p", front.seq_id, (rank, call.record_id)),
         group=front.group,
@@ -286,7 +302,7 @@ def _p2p_call(
         not_started=(peer.rank,) if lags else (),
         unknown=() if is_seen else (peer.rank,),
         matched=peer.rank if in_front else None,
-        unmatched=is_seen and counterpart is None,
+        unmatched=is_seen and peer.counterpart is None,
     )
     # A pair that is in front on both sides holds both ranks: each leads to the other.
     return stuck, [peer.rank] if is_seen else []
@@ -305,8 +321,8 @@ def _departed(
             ahead = len(completions.ranks) - cut
             if not ahead:
                 break
-            if completions.ahead_are_odd(cut, seq_id):
-                stuck = completions.stuck(cut, seq_id)
+            stuck = completions.stuck(cut, seq_id) if cut > ahead else ()
+            if len(stuck) > ahead and _all_went_on(completions.ranks[cut:], stuck, states, pairs):
                 reference = Reference(waiting[seq_id][0][1], stuck[:_SAMPLE], len(stuck))
                 for rank in completions.ranks[cut:]:
                     odd.setdefault(rank, reference)
@@ -326,46 +342,42 @@ def _departed(
 
 def _p2p_completed_by_peer(states: Mapping[int, RankState], pairs: OpenPairs) -> Iterator[tuple[int, Reference]]:
     for rank, state in states.items():
-        for call in _first_of_pairs(state) if state.fronts else ():
-            peer = pairs.peer_of(rank, call)
-            if peer is not None and peer.completed:
-                yield rank, Reference(call, (peer.rank,), 1)
+        for batch in _open_batches(state) if state.fronts else ():
+            peers = [pairs.peer_of(rank, call) for call in batch]
+            # What a batch waits for may be any of its parts.
+            others = tuple(dict.fromkeys(peer.rank for peer in peers if peer is not None and peer.completed))
+            if all(peer is not None and peer.completed for peer in peers):
+                yield rank, Reference(batch[0], others, len(others))
 
 
-def _first_of_pairs(state: RankState) -> Iterable[Operation]:
-    """Return the oldest open send or recv of each pair: the calls of a pair run in order."""
-    first: dict[tuple[str, int | None, int | None], Operation] = {}
+def _open_batches(state: RankState) -> Iterable[Sequence[Operation]]:
+    """Return the open sends and recvs by the call that issued them: a batch of several, or one."""
+    batches: dict[tuple[str, int], list[Operation]] = {}
     for call in state.open_calls:
-        if call.kind == "p2p":
-            first.setdefault((call.group.key, call.source, call.destination), call)
-    return first.values()
+        if call.kind == "p2p" and (call.source is not None or call.destination is not None):
+            batches.setdefault((call.group.key, call.p2p_seq_id), []).append(call)
+    return batches.values()
 
 
 @dataclass(frozen=True, slots=True)
 class _Completions:
     """The members of one group with a dump by last completed, and how far each enqueued.
 
-    A `cut` parts those who completed a call from those who did not. `most_before` and `least_from` are the most that
-    anybody before each cut enqueued, and the least that anybody from there on did.
+    A cut parts those who completed a call from those who did not.
     """
 
     ranks: tuple[int, ...]
     completed: list[int]
     enqueued: list[int]
-    most_before: list[int]
-    least_from: list[int]
 
     @classmethod
     def of(cls, group: ProcessGroup, present: Sequence[int], states: Mapping[int, RankState]) -> _Completions:
         standings = {rank: states[rank].standings[group.key] for rank in present}
         ranks = tuple(sorted(present, key=lambda rank: (standings[rank].last_completed, rank)))
-        enqueued = [standings[rank].last_enqueued for rank in ranks]
         return cls(
             ranks=ranks,
             completed=[standings[rank].last_completed for rank in ranks],
-            enqueued=enqueued,
-            most_before=[0, *accumulate(enqueued, max)],
-            least_from=list(accumulate(reversed(enqueued), min))[::-1],
+            enqueued=[standings[rank].last_enqueued for rank in ranks],
         )
 
     def stuck(self, cut: int, seq_id: int) -> tuple[int, ...]:
@@ -373,13 +385,24 @@ class _Completions:
         issued = zip(self.ranks[:cut], self.enqueued, strict=False)
         return tuple(rank for rank, enqueued in issued if enqueued >= seq_id)
 
-    def ahead_are_odd(self, cut: int, seq_id: int) -> bool:
-        """Tell whether those who completed the call departed.
 
-        They did where they are fewer than those stuck in it, and all went on to calls that no stuck rank has issued.
-        """
-        ahead = len(self.ranks) - cut
-        return cut > ahead and self.least_from[cut] > self.most_before[cut] and len(self.stuck(cut, seq_id)) > ahead
+def _all_went_on(ahead: Sequence[int], stuck: Sequence[int], states: Mapping[int, RankState], pairs: OpenPairs) -> bool:
+    """Tell whether each of `ahead` issued a call, in whatever group, that no stuck rank has issued."""
+    most: dict[str, int] = {}
+    for rank in stuck:
+        for key, standing in states[rank].standings.items():
+            most[key] = max(most.get(key, 0), standing.last_enqueued)
+    waiting = frozenset(stuck)
+    return all(_went_on(rank, states[rank], most, waiting, pairs) for rank in ahead)
+
+
+def _went_on(rank: int, state: RankState, most: Mapping[str, int], stuck: frozenset[int], pairs: OpenPairs) -> bool:
+    if any(standing.last_enqueued > most.get(key, standing.last_enqueued) for key, standing in state.standings.items()):
+        return True
+    peers = (pairs.peer_of(rank, call) for call in state.open_calls)
+    return any(
+        peer is not None and peer.rank in stuck and peer.counterpart is None and not peer.completed for peer in peers
+    )
 
 
 def _first_open_not_rooted(

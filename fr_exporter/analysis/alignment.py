@@ -1,0 +1,197 @@
+"""Whose sequence of calls departs from that of the ranks in the same role.
+
+Replicas of one part of a model issue the same calls in the same order, each in groups of its own: call 87 of the
+tensor-parallel group on one is call 87 of the tensor-parallel group on all. So recent calls are compared by the kind of
+their group, over as much as the rings hold. Ranks in other roles part ways early, and again in every step; a rank that
+left a call out, issued one too many or changed the order parts from its replicas after a long common way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fr_exporter.analysis.operations import base_name
+from fr_exporter.analysis.progress import RankState
+from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
+from fr_exporter.analysis.wording import name_operation
+from fr_exporter.diagnosis import Cause
+from fr_exporter.model import Kind, Operation, ProcessGroup
+from fr_exporter.ranges import name_ranks
+
+# How many replicas to compare with on each side of a rank in each of its groups: a few show what most do.
+_NEIGHBOURS = 4
+
+# How far the next call of the others stands behind one that was left out: a batch has several entries.
+_BATCH = 4
+
+
+class GroupKind(NamedTuple):
+    """What the groups of replicas have in common: description, size, and which of such groups of a rank it is."""
+
+    desc: str
+    size: int
+    number: int
+
+
+class Step(NamedTuple):
+    """A call as every rank in the same role issues it."""
+
+    group: GroupKind
+    kind: Kind
+    operation: str
+    seq_id: int
+
+    @property
+    def what(self) -> tuple[GroupKind, str]:
+        """The call without its number."""
+        return self.group, self.operation
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """The steps in a rank's ring, from the first that it has in common with the ranks it is compared with."""
+
+    rank: int
+    steps: Sequence[Step]
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Where a rank parted from `others`, after `depth` common steps."""
+
+    track: Track
+    others: Sequence[Track]
+    depth: int
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether what makes the difference is a send or recv: one that was left out, or one too many."""
+        own, theirs = self.track.steps[self.depth :], self.others[0].steps[self.depth :]
+        with_one_more = _alike_for(own[1:], theirs)
+        without_theirs = max(_alike_for(own, theirs[missing:]) for missing in range(1, _BATCH))
+        return (own if with_one_more > without_theirs else theirs)[0].kind == "p2p"
+
+    def evidence(self, states: Mapping[int, RankState]) -> str:
+        """Say which call departs first."""
+        other = self.others[0]
+        own, theirs = (
+            name_operation(states[track.rank].dump.operations[track.skipped + self.depth])
+            for track in (self.track, other)
+        )
+        return (
+            f"issued {own} where {name_ranks(track.rank for track in self.others)}, in the same role, issued {theirs}: "
+            "the first call in which their sequences differ"
+        )
+
+
+def _alike_for(one: Sequence[Step], other: Sequence[Step]) -> int:
+    """Return for how many steps two sequences hold the same calls, whatever their numbers."""
+    differing = (index for index, (own, their) in enumerate(zip(one, other, strict=False)) if own.what != their.what)
+    return next(differing, min(len(one), len(other)))
+
+
+def check(component: Component, situation: Situation) -> Culprit | None:
+    """Accuse the ranks of a cycle whose sequence of calls departs from that of their replicas, all at a tie."""
+    if len(component.ranks) < 2 or not all(call.certain for call in component.calls):
+        return None
+    departures = list(_departures(component.ranks, situation.states))
+    if not departures:
+        return None
+    accused = {departure.track.rank for departure in departures}
+    return Culprit(
+        Cause.P2P_UNMATCHED if any(each.is_transfer for each in departures) else Cause.ORDER_DEADLOCK,
+        tuple(Accusation(each.track.rank, each.evidence(situation.states), "medium") for each in departures),
+        tuple(call for call in component.calls if not accused.isdisjoint({*call.waiters, *call.lacks()})),
+    )
+
+
+def departed(suspected: Sequence[int], states: Mapping[int, RankState]) -> frozenset[int]:
+    """Return those of the suspected ranks whose sequence of calls departs from that of their replicas."""
+    return frozenset(departure.track.rank for departure in _departures(suspected, states))
+
+
+def _departures(suspected: Sequence[int], states: Mapping[int, RankState]) -> Iterator[Departure]:
+    """Yield the last departure of each of the suspected ranks that stands against as many or more others."""
+    tracks = [track for rank in _compared(suspected, states) if (track := _track(rank, states[rank])) is not None]
+    last: dict[int, Departure] = {}
+    for alike in _alike(tracks):
+        for departure in _forks(alike):
+            last[departure.track.rank] = departure
+    for rank in suspected:
+        found = last.get(rank)
+        # Ranks in different roles part within the first step that the rings hold.
+        if found is not None and 2 * found.depth >= len(found.track.steps):
+            yield found
+
+
+def _compared(suspected: Sequence[int], states: Mapping[int, RankState]) -> Collection[int]:
+    """Return the suspected ranks and their neighbours in each of their groups."""
+    compared = dict.fromkeys(suspected)
+    for rank in suspected:
+        for standing in states[rank].standings.values():
+            members = standing.group.ranks or ()
+            if rank in members:
+                place = members.index(rank)
+                near = members[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS + 1]
+                compared.update(dict.fromkeys(member for member in near if member in states))
+    return compared
+
+
+def _track(rank: int, state: RankState) -> Track | None:
+    """Return what a ring holds as steps, None where it is no history: calls are missing in between, or it is empty."""
+    calls = state.dump.operations
+    if not calls.hold_all():
+        return None
+    kinds = _group_kinds(state.dump.groups)
+    return Track(rank, [_step(call, kinds) for call in calls])
+
+
+def _group_kinds(groups: Sequence[ProcessGroup]) -> Mapping[str, GroupKind]:
+    kinds: dict[str, GroupKind] = {}
+    seen: dict[tuple[str, int], int] = {}
+    for group in groups:
+        alike = (group.desc, len(group.ranks or ()))
+        seen[alike] = seen.get(alike, -1) + 1
+        kinds[group.key] = GroupKind(*alike, seen[alike])
+    return kinds
+
+
+def _step(call: Operation, kinds: Mapping[str, GroupKind]) -> Step:
+    return Step(kinds[call.group.key], call.kind, base_name(call.operation), call.seq_id)
+
+
+def _alike(tracks: Sequence[Track]) -> Iterator[Sequence[Track]]:
+    """Yield the tracks of ranks with the same kinds of groups, each from the first step that all of them hold."""
+    by_kinds: dict[frozenset[GroupKind], list[Track]] = {}
+    for track in tracks:
+        by_kinds.setdefault(frozenset(step.group for step in track.steps), []).append(track)
+    for alike in by_kinds.values():
+        common = set(alike[0].steps).intersection(*(track.steps for track in alike[1:]))
+        start = next((step for step in alike[0].steps if step in common), None)
+        if start is not None:
+            yield [_from(track, track.steps.index(start)) for track in alike]
+
+
+def _from(track: Track, index: int) -> Track:
+    return Track(track.rank, track.steps[index:], skipped=index)
+
+
+def _forks(tracks: Sequence[Track]) -> Iterator[Departure]:
+    """Yield who departs from a camp as large or larger wherever ranks that went one way go on differently."""
+    together = [(tracks, 0)]
+    while together:
+        tracks, depth = together.pop()
+        camps: dict[Step, list[Track]] = {}
+        for track in tracks:
+            # A sequence that ends agrees with all that go on.
+            if depth < len(track.steps):
+                camps.setdefault(track.steps[depth], []).append(track)
+        by_size = sorted(camps.values(), key=len, reverse=True)
+        for camp in by_size if len(by_size) > 1 else ():
+            others = by_size[1] if camp is by_size[0] else by_size[0]
+            if len(camp) <= len(others):
+                yield from (Departure(track, others, depth) for track in camp)
+        together.extend((camp, depth + 1) for camp in by_size if len(camp) > 1)
