@@ -3,6 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# CI also runs the jobs on torch itself, which is large; elsewhere `pip install '.[torch]'` adds them to the tests.
+comma := ,
+EXTRAS := dev$(if $(filter true,$(CI)),$(comma)torch)
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test lint format check-docs metrics-docs system-tools clean
@@ -45,5 +49,5 @@ clean:
 	touch $@
 
 .venv/installed-dev: pyproject.toml | .venv/bin/pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
