@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
@@ -77,7 +77,7 @@ def read_calls(raw: list[Any], groups: Groups, interning: Interning) -> Calls:
     groups.by_local_id.update(zip(map(_PG_ID, entries), of, strict=True))
     kinds = _kinds(entries, names)
     sequence_ids = _sequence_ids(entries)
-    frames = _frames(((index, stacks[index]) for index in _shown(entries, kinds)), interning)
+    frames = {index: interning.stack(stacks[index]) for index in _shown(entries, kinds)}
     blocks: list[Sequence[_Entry] | bytes] = [
         entries[start : start + _BLOCK] for start in range(0, len(entries), _BLOCK)
     ]
@@ -100,7 +100,7 @@ class _EntryRows:
         kinds: Sequence[Kind],
         sequence_ids: Sequence[int],
         names: Mapping[str, CallName],
-        frames: Mapping[int, tuple[Frame, ...] | bytes],
+        frames: Mapping[int, tuple[Frame, ...]],
     ) -> None:
         self._blocks = blocks
         self._groups = groups
@@ -110,12 +110,11 @@ class _EntryRows:
         self._frames = frames
 
     def __reduce__(self) -> tuple[Any, ...]:
-        frames = {index: _packed(stack) for index, stack in self._frames.items()}
         blocks = [
-            block if isinstance(block, bytes) else _packed(map(msgspec.structs.astuple, block))
+            block if isinstance(block, bytes) else _ENCODE(list(map(msgspec.structs.astuple, block)))
             for block in self._blocks
         ]
-        return _EntryRows, (blocks, self._groups, self._kinds, self._sequence_ids, self._names, frames)
+        return _EntryRows, (blocks, self._groups, self._kinds, self._sequence_ids, self._names, self._frames)
 
     def operation(self, index: int) -> Operation:
         """Return the call at an index."""
@@ -124,7 +123,6 @@ class _EntryRows:
             block = self._blocks[index // _BLOCK] = [_Entry(*values[:_FIELDS]) for values in _DECODE(block)]
         entry = block[index % _BLOCK]
         name = self._names[entry.profiling_name]
-        frames = self._frames.get(index, ())
         return Operation(
             record_id=entry.record_id,
             group=self._groups[index],
@@ -144,12 +142,8 @@ class _EntryRows:
             started_ns=entry.started_ns or None,
             completed_ns=entry.completed_ns or None,
             timeout_ms=entry.timeout_ms,
-            frames=_DECODE_FRAMES(frames) if isinstance(frames, bytes) else frames,
+            frames=self._frames.get(index, ()),
         )
-
-
-def _packed(values: Iterable[Any] | bytes) -> bytes:
-    return values if isinstance(values, bytes) else _ENCODE(list(values))
 
 
 def _as(wanted: type[tuple[T, ...]], value: Any) -> tuple[T, ...]:
@@ -163,7 +157,6 @@ def _as(wanted: type[tuple[T, ...]], value: Any) -> tuple[T, ...]:
 _FIELDS = len(_Entry.__struct_fields__)
 _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE = msgspec.msgpack.Decoder(list[list[Any]]).decode
-_DECODE_FRAMES = msgspec.msgpack.Decoder(tuple[Frame, ...]).decode
 
 # How many entries are packed together.
 _BLOCK = 8
@@ -249,17 +242,3 @@ def _shown(entries: Sequence[_Entry], kinds: Sequence[Kind]) -> Iterator[int]:
                 settled.add(entry.process_group)
     if entries:
         yield len(entries) - 1
-
-
-def _frames(stacks: Iterable[tuple[int, Any]], interning: Interning) -> dict[int, tuple[Frame, ...]]:
-    """Return the stack frames by index. The entries of one dump share frame objects: each is read once."""
-    # The stacks hold the frames while this runs, so that an id stays that of its frame.
-    known: dict[int, Frame] = {}
-    frames: dict[int, tuple[Frame, ...]] = {}
-    for index, stack in stacks:
-        raw = msgspec.convert(stack or (), list[Any])
-        for frame in raw:
-            if id(frame) not in known:
-                known[id(frame)] = interning.frame(frame)
-        frames[index] = tuple(map(known.__getitem__, map(id, raw)))
-    return frames

@@ -64,14 +64,22 @@ class Interning:
         known = self._names.get(profiling_name)
         return known if known is not None else _remember(self._names, profiling_name, _split(profiling_name))
 
-    def frame(self, raw: Any) -> Frame:
-        """Return the frame that a dump writes as a dict. Raises `msgspec.ValidationError` where it is none."""
+    def stack(self, raw: Any) -> tuple[Frame, ...]:
+        """Return the frames that a dump writes as a list of dicts, none where it writes none.
+
+        Raises `msgspec.ValidationError` where it is no such list.
+        """
+        stack = msgspec.convert(raw or (), list[Any])
         try:
-            key = _FRAME_KEY(raw)
-            known = self._frames.get(key)
-        except (KeyError, TypeError):
-            return msgspec.convert(raw, Frame)
-        return known if known is not None else _remember(self._frames, key, msgspec.convert(raw, Frame))
+            return tuple(map(self._frames.__getitem__, map(_FRAME_KEY, stack)))
+        except (KeyError, TypeError):  # one of them is new, or none
+            return tuple(map(self._frame, stack))
+
+    def _frame(self, raw: Any) -> Frame:
+        frame = msgspec.convert(raw, Frame)
+        key = msgspec.structs.astuple(frame)
+        known = self._frames.get(key)
+        return known if known is not None else _remember(self._frames, key, frame)
 
     def _parse_members(self, members: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         known = self._members.get(members)
