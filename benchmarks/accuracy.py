@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 from accuracy_report import Score, Scored, draw, publish, render
@@ -51,6 +52,11 @@ GRID: tuple[tuple[Sizes, int], ...] = (
     (Sizes(tensor=8, pipeline=4, data=16), 1),
 )
 
+# Faults that befall several ranks at once.
+SEVERAL = ("host_stall x2", "host_stall x3", "killed x2")
+
+KINDS = [*FAULTS, *SEVERAL]
+
 # In sets of every third seed the recorder notes when calls start, as with TORCH_NCCL_ENABLE_TIMING.
 _TIMED_EVERY = 3
 
@@ -79,9 +85,11 @@ class Case(NamedTuple):
 
     def plan(self) -> Plan:
         """Return the job: its manner of training follows from the seed."""
+        fault, _, several = self.fault.partition(" x")
+        ranks = tuple(sorted(Random(self.seed).sample(range(self.sizes.world_size), int(several)))) if several else None
         return Plan(
             sizes=self.sizes,
-            injections=(Injection(self.fault),),
+            injections=(Injection(fault, ranks),),
             schedule=Schedule(batched=self.seed % 2 == 0, p2p_sync=self.seed // 2 % 2 == 0),
             recorder=Recorder(timing=self.seed % _TIMED_EVERY == 0),
             ranks_per_node=min(8, self.sizes.world_size // 2),
@@ -164,7 +172,7 @@ def main() -> None:
     """Measure, print, and write the documentation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--show", metavar="NAME")
-    parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
+    parser.add_argument("--faults", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--limit", type=int, help="no more sets than this; nothing is written")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
@@ -182,7 +190,7 @@ def main() -> None:
                 print(f"{number} of {len(chosen)} sets", file=sys.stderr)
     report = render(scored, [f"{tool.name} {tool.version}" for tool in tools()])
     print(report)
-    if arguments.limit is None and arguments.faults == list(FAULTS):
+    if arguments.limit is None and arguments.faults == KINDS:
         publish(report, DOCS / "accuracy.md")
         draw(scored, DOCS / "images" / "accuracy.png")
 
