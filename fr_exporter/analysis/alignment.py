@@ -17,7 +17,7 @@ from fr_exporter.analysis.progress import RankState
 from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
 from fr_exporter.analysis.wording import name_operation
 from fr_exporter.diagnosis import Cause
-from fr_exporter.model import Kind, Operation, ProcessGroup
+from fr_exporter.model import Kind, Outline, ProcessGroup
 from fr_exporter.ranges import name_ranks
 
 # How many replicas to compare with on each side of a rank in each of its groups: a few show what most do.
@@ -146,7 +146,8 @@ def _track(rank: int, state: RankState) -> Track | None:
     if not calls.hold_all():
         return None
     kinds = _group_kinds(state.dump.groups)
-    return Track(rank, [_step(call, kinds) for call in calls])
+    group_of = {index: kinds[key] for key, column in calls.by_group.items() for index in column.indices}
+    return Track(rank, [_step(call, group_of[call.place]) for call in calls.outlines()])
 
 
 def _group_kinds(groups: Sequence[ProcessGroup]) -> Mapping[str, GroupKind]:
@@ -159,8 +160,9 @@ def _group_kinds(groups: Sequence[ProcessGroup]) -> Mapping[str, GroupKind]:
     return kinds
 
 
-def _step(call: Operation, kinds: Mapping[str, GroupKind]) -> Step:
-    return Step(kinds[call.group.key], call.kind, base_name(call.operation), call.seq_id)
+def _step(call: Outline, group: GroupKind) -> Step:
+    seq_id = call.p2p_seq_id if call.kind == "p2p" else call.collective_seq_id
+    return Step(group, call.kind, base_name(call.operation), seq_id)
 
 
 def _alike(tracks: Sequence[Track]) -> Iterator[Sequence[Track]]:

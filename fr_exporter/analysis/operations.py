@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from fr_exporter.model import Operation
+from fr_exporter.model import Operation, Outline
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -29,12 +29,12 @@ def is_rooted(operation: Operation) -> bool:
     return base_name(operation.operation).lower() in ROOTED
 
 
-def is_done_by_state(operation: Operation) -> bool:
+def is_done_by_state(operation: Operation | Outline) -> bool:
     """Tell whether the entry itself shows the call done. That it does not, proves nothing."""
     return operation.state == "completed" or is_done_by_retirement(operation)
 
 
-def is_done_by_retirement(operation: Operation) -> bool:
+def is_done_by_retirement(operation: Operation | Outline) -> bool:
     """Tell whether the call is retired in a backend where that is all that shows it done."""
     return operation.retired and operation.operation.partition(":")[0] in NEVER_COMPLETES
 

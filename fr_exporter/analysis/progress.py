@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fr_exporter.analysis.operations import has_timed_out, is_done_by_retirement, is_done_by_state, is_rooted
-from fr_exporter.model import Calls, DumpSet, GroupProgress, Kind, Operation, ProcessGroup, RankDump
+from fr_exporter.model import Calls, DumpSet, GroupProgress, Kind, Operation, Outline, ProcessGroup, RankDump
 
 _SECOND_NS = 1_000_000_000
 _DAY_NS = 86_400 * _SECOND_NS
@@ -120,9 +120,7 @@ def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankSta
         if counter is not None and key not in mixed:
             standing, still_open = _by_counter(counter, calls, holds_completed)
         else:
-            column = calls.by_group.get(key)
-            of_group = [] if column is None else [calls[index] for index in column.indices]
-            standing, still_open = _by_signs(counter, of_group, key in mixed)
+            standing, still_open = _by_signs(key, counter, calls, key in mixed)
         standings[key] = standing
         open_calls.extend(still_open)
     open_calls.sort(key=lambda call: call.record_id)
@@ -167,7 +165,10 @@ def _by_counter(counter: GroupProgress, calls: Calls, holds_completed: bool) -> 
     return standing, oldest
 
 
-def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool) -> tuple[Standing, list[Operation]]:
+def _by_signs(
+    key: str, counter: GroupProgress | None, all_calls: Calls, mixed: bool
+) -> tuple[Standing, list[Operation]]:
+    calls = all_calls.outlines(key)
     done = _last_done_collective(calls)
     p2p_done = _done_p2p(counter, calls)
     still_open = [
@@ -179,7 +180,7 @@ def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool
     enqueued = max((call.collective_seq_id for call in calls), default=0)
     return (
         Standing(
-            group=calls[-1].group if counter is None else counter.group,
+            group=all_calls[calls[-1].place].group if counter is None else counter.group,
             last_enqueued=enqueued,
             last_completed=done,
             first_open=min(open_collectives, default=None),
@@ -188,11 +189,11 @@ def _by_signs(counter: GroupProgress | None, calls: list[Operation], mixed: bool
             mixed=mixed,
             pairs_done=_pairs_done(counter, calls, p2p_done),
         ),
-        still_open,
+        [all_calls[call.place] for call in still_open],
     )
 
 
-def _done_p2p(counter: GroupProgress | None, calls: list[Operation]) -> set[int]:
+def _done_p2p(counter: GroupProgress | None, calls: list[Outline]) -> set[int]:
     """Return the record IDs of the send/recv calls (and their closing entries) of one group that are done."""
     p2p = [call for call in calls if call.kind == "p2p"]
     done_by_counter = _p2p_counter(counter, calls)
@@ -222,7 +223,7 @@ def _done_p2p(counter: GroupProgress | None, calls: list[Operation]) -> set[int]
     return done
 
 
-def _single_calls_complete(counter: GroupProgress | None, p2p: list[Operation]) -> bool:
+def _single_calls_complete(counter: GroupProgress | None, p2p: list[Outline]) -> bool:
     """Tell whether calls outside of batches show by their state when they are done.
 
     Then the counter, which may have counted a later call to another peer, says nothing of an earlier one.
@@ -233,7 +234,7 @@ def _single_calls_complete(counter: GroupProgress | None, p2p: list[Operation]) 
     return bool(p2p) and counter is not None and (counter.last_enqueued or 0) > p2p[-1].p2p_seq_id
 
 
-def _pairs_done(counter: GroupProgress | None, calls: list[Operation], done: set[int]) -> dict[_Pair, int] | None:
+def _pairs_done(counter: GroupProgress | None, calls: list[Outline], done: set[int]) -> dict[_Pair, int] | None:
     """Count the sends and recvs of each pair that are done.
 
     Return None where the ring does not hold the group's first, or nothing shows when they are done.
@@ -247,11 +248,11 @@ def _pairs_done(counter: GroupProgress | None, calls: list[Operation], done: set
     return Counter((call.source, call.destination) for call in p2p if call.record_id in done and not _is_closing(call))
 
 
-def _is_closing(call: Operation) -> bool:
+def _is_closing(call: Outline) -> bool:
     return call.source is None and call.destination is None and call.operation.endswith("coalesced")
 
 
-def _p2p_counter(counter: GroupProgress | None, calls: list[Operation]) -> int:
+def _p2p_counter(counter: GroupProgress | None, calls: list[Outline]) -> int:
     """Return last completed where it counts send/recv, else 0.
 
     The counters are those of the group's last call of either kind. They count send/recv when that call is one, unless
@@ -264,7 +265,7 @@ def _p2p_counter(counter: GroupProgress | None, calls: list[Operation]) -> int:
     return 0 if enqueued < last.p2p_seq_id or is_collective else completed
 
 
-def _last_done_collective(calls: Iterable[Operation]) -> int:
+def _last_done_collective(calls: Iterable[Outline]) -> int:
     """Return the last collective that its entry shows done, 0 for none."""
     return max(
         (call.collective_seq_id for call in calls if call.kind == "collective" and is_done_by_state(call)), default=0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import msgspec
 
-from fr_exporter.model import Calls, Extremes, Frame, Kind, Operation, ProcessGroup, columns
+from fr_exporter.model import Calls, Extremes, Frame, Kind, Operation, Outline, ProcessGroup, columns
 from fr_exporter.parsing.groups import Groups
 from fr_exporter.parsing.interning import CallName, Interning
 from fr_exporter.parsing.plain import Int, refuse_other_types
@@ -24,6 +24,7 @@ _PG_ID = attrgetter("pg_id")
 _PROCESS_GROUP = attrgetter("process_group")
 _PROFILING_NAME = attrgetter("profiling_name")
 _STATE = attrgetter("state")
+_OUTLINED = tuple(map(attrgetter, ("record_id", "p2p_seq_id", "profiling_name", "state", "retired")))
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
@@ -88,10 +89,11 @@ def read_calls(raw: list[Any], groups: Groups, interning: Interning) -> Calls:
 class _EntryRows:
     """The entries of one dump, and what makes operations of them.
 
-    Pickled, as between processes, they are packed by the block, unpacked when one is asked for: most never are.
+    Pickled, as between processes, they are packed by the block, unpacked when one is asked for: most never are. What
+    outlines need is packed once more, for all entries together.
     """
 
-    __slots__ = ("_blocks", "_frames", "_groups", "_kinds", "_names", "_sequence_ids")
+    __slots__ = ("_blocks", "_frames", "_groups", "_kinds", "_names", "_outlined", "_sequence_ids")
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class _EntryRows:
         sequence_ids: Sequence[int],
         names: Mapping[str, CallName],
         frames: Mapping[int, tuple[Frame, ...]],
+        outlined: bytes | None = None,
     ) -> None:
         self._blocks = blocks
         self._groups = groups
@@ -108,20 +111,53 @@ class _EntryRows:
         self._sequence_ids = sequence_ids
         self._names = names
         self._frames = frames
+        self._outlined = outlined
 
     def __reduce__(self) -> tuple[Any, ...]:
         blocks = [
             block if isinstance(block, bytes) else _ENCODE(list(map(msgspec.structs.astuple, block)))
             for block in self._blocks
         ]
-        return _EntryRows, (blocks, self._groups, self._kinds, self._sequence_ids, self._names, self._frames)
+        outlined = _ENCODE(self._outline_columns())
+        return _EntryRows, (blocks, self._groups, self._kinds, self._sequence_ids, self._names, self._frames, outlined)
+
+    def _block(self, number: int) -> Sequence[_Entry]:
+        block = self._blocks[number]
+        if isinstance(block, bytes):
+            block = self._blocks[number] = [_Entry(*values[:_FIELDS]) for values in _DECODE(block)]
+        return block
+
+    def _outline_columns(self) -> Sequence[Sequence[Any]]:
+        if self._outlined is not None:
+            return _DECODE(self._outlined)
+        entries = [entry for number in range(len(self._blocks)) for entry in self._block(number)]
+        return [list(map(value_of, entries)) for value_of in _OUTLINED]
+
+    def outlines(self, indices: Iterable[int]) -> list[Outline]:
+        """Return the outlines of the calls at some indices."""
+        record_ids, p2p_seq_ids, profiling_names, states, retired = self._outline_columns()
+        outlines: list[Outline] = []
+        for index in indices:
+            name = self._names[profiling_names[index]]
+            outlines.append(
+                Outline(
+                    index,
+                    record_ids[index],
+                    self._kinds[index],
+                    self._sequence_ids[index],
+                    p2p_seq_ids[index],
+                    name.operation,
+                    name.source,
+                    name.destination,
+                    states[index],
+                    retired[index],
+                )
+            )
+        return outlines
 
     def operation(self, index: int) -> Operation:
         """Return the call at an index."""
-        block = self._blocks[index // _BLOCK]
-        if isinstance(block, bytes):
-            block = self._blocks[index // _BLOCK] = [_Entry(*values[:_FIELDS]) for values in _DECODE(block)]
-        entry = block[index % _BLOCK]
+        entry = self._block(index // _BLOCK)[index % _BLOCK]
         name = self._names[entry.profiling_name]
         return Operation(
             record_id=entry.record_id,
