@@ -108,9 +108,9 @@ def check(component: Component, situation: Situation) -> Culprit | None:
     )
 
 
-def departed(suspected: Sequence[int], states: Mapping[int, RankState]) -> frozenset[int]:
-    """Return those of the suspected ranks whose sequence of calls departs from that of their replicas."""
-    return frozenset(departure.track.rank for departure in _departures(suspected, states))
+def departed(suspected: Sequence[int], states: Mapping[int, RankState]) -> Mapping[int, str]:
+    """Return those of the suspected ranks whose sequence of calls departs from that of their replicas, and where."""
+    return {found.track.rank: found.evidence(states) for found in _departures(suspected, states)}
 
 
 def _departures(suspected: Sequence[int], states: Mapping[int, RankState]) -> Iterator[Departure]:

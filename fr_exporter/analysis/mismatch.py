@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from fr_exporter.analysis import alignment
 from fr_exporter.analysis.progress import RankState
@@ -54,6 +53,10 @@ def _accuse(mismatch: Mismatch, states: Mapping[int, RankState]) -> tuple[Accusa
         other = mismatch.camps[1] if camp is largest else largest
         evidence = f"issued {camp.value} as {where}, {name_ranks(other.ranks)} issued {other.value}"
         accusations.extend(Accusation(rank, evidence, confidence) for rank in camp.ranks)
-    departed = alignment.departed([each.rank for each in accusations], states) if is_tie else frozenset()
-    chosen = [replace(each, confidence="medium") for each in accusations if each.rank in departed] or accusations
-    return tuple(sorted(chosen, key=lambda accusation: accusation.rank))
+    departed = alignment.departed([each.rank for each in accusations], states) if is_tie else {}
+    decided = [
+        Accusation(each.rank, f"{each.evidence}; {departed[each.rank]}", "medium")
+        for each in accusations
+        if each.rank in departed
+    ]
+    return tuple(sorted(decided or accusations, key=lambda accusation: accusation.rank))

@@ -219,7 +219,9 @@ def _modern(index: int, entry: Any) -> Any:
     """Bring an entry to the form of torch 2.4: earlier ones have other keys for the same things, or none."""
     if not isinstance(entry, dict):
         return entry
-    modern = {"record_id": index, "collective_seq_id": entry.get("seq_id", 0)}
+    # One number counted collectives, sends and recvs.
+    number = entry.get("seq_id", 0)
+    modern = {"record_id": index, "collective_seq_id": number, "p2p_seq_id": number}
     modern["process_group"] = (str(entry.get("pg_id")), "")
     micros = entry.get("time_created_us")
     if isinstance(micros, int):

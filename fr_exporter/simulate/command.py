@@ -218,12 +218,14 @@ def _told(job: Job, output: Output) -> str:
 def _hang_words(truth: Truth) -> Iterator[str]:
     faults = ", ".join(f"{fault.name} on {_named(fault.ranks)}" for fault in truth.faults)
     call, *others = truth.hung
-    more = f", and in {len(others)} more" if others else ""
-    yield f"Hang by {faults}: in {call.operation} {call.seq_id} of {call.desc} (group {call.process_group}){more}."
+    operation = "send/recv" if call.kind == "p2p" else call.operation
+    more = f", and in {len(others)} more, which {TRUTH} lists" if others else ""
+    yield f"Hang by {faults}: in {operation} {call.seq_id} of process group {call.process_group} ({call.desc}){more}."
     named = f"names {_named(truth.required)}" if truth.required else f"names some of {_named(truth.allowed)}"
-    limit = f", none outside of {_named(truth.allowed)}" if () != truth.required != truth.allowed else ""
-    note = f": {truth.note}" if truth.note else ""
-    yield f"A right verdict {named}{limit}{note}."
+    limit = f", and none but {_named(truth.allowed)}" if () != truth.required != truth.allowed else ""
+    yield f"A right verdict {named}{limit}."
+    if truth.note:
+        yield f"Dumps cannot tell more: {truth.note}."
 
 
 def _named(ranks: Iterable[int]) -> str:
@@ -233,14 +235,18 @@ def _named(ranks: Iterable[int]) -> str:
 def _analyze_command(output: Output) -> str:
     command = ["fr-exporter", "analyze", str(output.directory)]
     if output.prefix != DEFAULT_PREFIX:
-        command += ["--pattern", f"{output.prefix}*"]
+        command.append(f"--pattern={output.prefix}*")
     return shlex.join(command)
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
-    return int(text)
+    return number
 
 
 def _seconds(text: str) -> float:

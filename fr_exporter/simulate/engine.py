@@ -214,6 +214,10 @@ class _Engine:
             stream = self._freed.popleft()
             self._start_next(stream)
             self._advance(stream.run)
+        for run in self.runs:
+            # A process that waits for others before it comes to where it dies is killed as it waits.
+            if any(type(item) is Killed for item in run.items[run.next_item :]):
+                run.leaves_dump = False
 
     def _advance(self, run: RankRun) -> None:
         # The host first: a fault must be known before the device gets there.
@@ -298,7 +302,6 @@ class _Engine:
 
     def _kill(self, run: RankRun, _: Killed) -> bool:
         self._die(run)
-        run.leaves_dump = False
         return False
 
     def _die(self, run: RankRun) -> None:

@@ -64,8 +64,11 @@ def of_device_lost(aftermath: Aftermath, rank: int) -> Evidence:
 def of_death(aftermath: Aftermath, rank: int) -> Evidence:
     """Name a rank without a dump; of several, those for which alone somebody is stuck."""
     dead = frozenset(run.rank for run in aftermath.outcome.runs if not run.leaves_dump)
+    causes = frozenset({"missing_dump"})
+    if aftermath.faulty - dead:
+        return _one_of([rank], causes, "a dead rank beside a living one at fault may have waited for that one itself")
     is_awaited = any(rank in lacks and lacks <= dead for lacks in aftermath.lacking.values())
-    return Evidence(frozenset({rank}) if is_awaited else frozenset(), frozenset({rank}), frozenset({"missing_dump"}))
+    return Evidence(frozenset({rank}) if is_awaited else frozenset(), frozenset({rank}), causes)
 
 
 def of_link_fault(aftermath: Aftermath, rank: int) -> Evidence:

@@ -13,8 +13,8 @@ from fr_exporter.simulate.aftermath import Aftermath
 from fr_exporter.simulate.evidence import Evidence
 from fr_exporter.simulate.program import Call, Compute, DeviceLost, DeviceStalls, HostStalls, Item, Killed, Transfer
 
-Program = Sequence[Item]
-Fits = Callable[[Program, int], bool]
+Items = Sequence[Item]
+Fits = Callable[[Items, int], bool]
 Edit = Callable[[list[Item], int], None]
 Tells = Callable[[Aftermath, int], Evidence]
 
@@ -38,28 +38,28 @@ class Fault:
     whole_node: bool = False
 
 
-def _anywhere(_: Program, __: int) -> bool:
+def _anywhere(_: Items, __: int) -> bool:
     return True
 
 
-def _is_blocking(program: Program, index: int) -> bool:
+def _is_blocking(program: Items, index: int) -> bool:
     """Tell whether the computation waits for this call, which has no root that may leave alone."""
     item = program[index]
     return isinstance(item, Call) and item.blocking and item.root is None
 
 
-def _is_plain_collective(program: Program, index: int) -> bool:
+def _is_plain_collective(program: Items, index: int) -> bool:
     item = program[index]
     return _is_blocking(program, index) and isinstance(item, Call) and not item.transfers
 
 
-def _is_compared_collective(program: Program, index: int) -> bool:
+def _is_compared_collective(program: Items, index: int) -> bool:
     """Tell whether this is a collective to which all ranks bring tensors of one size."""
     item = program[index]
     return isinstance(item, Call) and _is_plain_collective(program, index) and item.operation != "all_to_all"
 
 
-def _ends_a_step(program: Program, index: int) -> bool:
+def _ends_a_step(program: Items, index: int) -> bool:
     """Tell whether this is the reduction over the whole job, after which each host waits."""
     item = program[index]
     return isinstance(item, Call) and item.site == "grad_norm" and len(item.group.ranks) > 2
@@ -104,7 +104,7 @@ def _repeat(program: list[Item], index: int) -> None:
     program.insert(index, program[index])
 
 
-def _next_shared(program: Program, index: int) -> int | None:
+def _next_shared(program: Items, index: int) -> int | None:
     """Return the index of the next call where it is a collective of another group with a second rank in common."""
     call = program[index]
     for later in range(index + 1, len(program)):
@@ -117,7 +117,7 @@ def _next_shared(program: Program, index: int) -> int | None:
     return None
 
 
-def _can_swap(program: Program, index: int) -> bool:
+def _can_swap(program: Items, index: int) -> bool:
     return _is_plain_collective(program, index) and _next_shared(program, index) is not None
 
 
@@ -128,7 +128,7 @@ def _swap(program: list[Item], index: int) -> None:
 
 
 def _has(verb: str) -> Fits:
-    def fits(program: Program, index: int) -> bool:
+    def fits(program: Items, index: int) -> bool:
         item = program[index]
         return isinstance(item, Call) and any(transfer.verb == verb for transfer in item.transfers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fr_exporter.parsing import pickle_safe
@@ -26,6 +27,7 @@ _KEYS_NOT_YET: dict[str, frozenset[str]] = {
     UNVERSIONED: _THREAD | {"timeout_ms"} | _NAMED | _TIMED,
 }
 VERSIONS = tuple(_KEYS_NOT_YET)
+_ONE_NUMBER = frozenset({"1.4", UNVERSIONED})
 
 
 def as_version(dump: Dump, version: str) -> Any:
@@ -46,16 +48,26 @@ def as_version(dump: Dump, version: str) -> Any:
             for local_id, name in zip(dump["pg_status"], named, strict=True)
         }
     old["entries"] = [_older_entry(entry, version) for entry in dump["entries"]]
+    if version in _ONE_NUMBER:
+        _number_alike(dump["entries"], old["entries"])
     return old["entries"] if version == UNVERSIONED else old
 
 
 def _older_entry(entry: Dump, version: str) -> Dump:
     old = {key: value for key, value in entry.items() if key not in _KEYS_NOT_YET[version]}
-    if version in ("1.4", UNVERSIONED):
-        old["seq_id"] = entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]
     if version == UNVERSIONED:
         old["time_created_us"] = entry["time_created_ns"] // 1000
     return old
+
+
+def _number_alike(entries: Sequence[Dump], old_entries: Sequence[Dump]) -> None:
+    """Give collectives, sends and recvs one kind of number each, and the end of a batch that of the batch."""
+    batch: int | None = None
+    for entry, old in zip(entries, old_entries, strict=True):
+        closes = batch == entry["p2p_seq_id"] and entry["profiling_name"].endswith(":coalesced")
+        is_p2p = entry["is_p2p"] or closes
+        old["seq_id"] = entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"]
+        batch = entry["p2p_seq_id"] if entry["is_p2p"] else None
 
 
 def as_json(dump: Dump) -> Dump:

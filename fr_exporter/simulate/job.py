@@ -67,10 +67,10 @@ def simulate(plan: Plan) -> Job:
     _check(plan)
     layout = Layout(plan.sizes)
     programs = [
-        write_program(layout, rank, plan.schedule, _random(f"{plan.seed} {rank}"))
+        write_program(layout, rank, plan.schedule, Random(f"{plan.seed} {rank}"))
         for rank in range(plan.sizes.world_size)
     ]
-    random = _random(str(plan.seed))
+    random = Random(str(plan.seed))
     should_hang = any(FAULTS[injection.fault].hangs for injection in plan.injections)
     for _ in range(_TRIES):
         edited, injected = _inject(programs, plan, random)
@@ -83,10 +83,6 @@ def simulate(plan: Plan) -> Job:
             told = truth.tell(aftermath, injected, plan.seed)
             return Job(plan, layout, outcome, told, _moments(outcome, random))
     raise UsageError(f"{_names(plan)} does not hang a job of these sizes; try another fault, other sizes or ranks")
-
-
-def _random(seed: str) -> Random:
-    return Random(seed)
 
 
 def _names(plan: Plan) -> str:

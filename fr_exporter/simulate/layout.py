@@ -19,7 +19,7 @@ class Sizes:
     Experts are spread over the ranks that share data, so `expert` divides data × context.
 
     Raises:
-        UsageError: a size is below 1, the experts do not divide, or the job has more than 16,384 ranks.
+        UsageError: a size is below 1, the experts do not divide, or the job has not 2 to 16,384 ranks.
     """
 
     tensor: int = 1

@@ -44,8 +44,8 @@ class Output:
     write_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.prefix[-1:].isdigit() or not _NO_PREFIX.isdisjoint(self.prefix):
-            raise UsageError(f"prefix {self.prefix!r}: must not end in a digit, nor hold / * ? or [")
+        if self.prefix[-1:].isdigit() or not self.prefix.isprintable() or not _NO_PREFIX.isdisjoint(self.prefix):
+            raise UsageError(f"prefix {self.prefix!r}: must be printable, not end in a digit, nor hold / * ? or [")
         if self.format == "json" and self.version == formats.UNVERSIONED:
             raise UsageError("dumps without a version are pickles; choose another version or format")
 

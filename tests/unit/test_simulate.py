@@ -318,6 +318,12 @@ def test_a_dead_process_leaves_no_dump() -> None:
     assert set(run("node_lost", ranks=(6,)).moments) == set(range(16)) - {4, 5, 6, 7}
 
 
+def test_a_process_that_waits_is_killed_all_the_same() -> None:
+    """Those that others hold up before they come to where they die leave no dump either."""
+    job = simulate(Plan(Sizes(tensor=2, pipeline=8), (Injection("killed", (1, 5, 7)),), seed=11))
+    assert set(job.moments) == set(range(16)) - {1, 5, 7}
+
+
 def test_peers_completed_what_a_lost_device_shows_open() -> None:
     """A call that the lost device's rank shows open is completed on another member; it sees no completion any more."""
     job = next(job for seed in range(20) if (job := run("device_lost", seed=seed)).truth.decidable)

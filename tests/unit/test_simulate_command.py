@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -70,6 +71,20 @@ def test_a_drill_is_diagnosed_as_its_truth_says(tmp_path: Path, fault: str, dump
     assert_right(analyze_dumps(str(out)), truth)
 
 
+def test_the_next_step_runs_as_it_is_printed(tmp_path: Path, capsys: Capture) -> None:
+    """Spaces in the directory and a prefix that looks like an option do not mislead whoever pastes the line."""
+    assert main(["simulate", str(tmp_path / "my drill"), *SMALL, "--prefix=-x _"]) == 0
+    command_line = capsys.readouterr().out.splitlines()[-1].removeprefix("Try: fr-exporter ")
+    assert main(shlex.split(command_line)) == 1
+
+
+def test_what_dumps_cannot_tell_is_said(tmp_path: Path, capsys: Capture) -> None:
+    """Of two ranks that disagree either may be wrong; the output says so, and names both."""
+    assert main(["simulate", str(tmp_path), "--data", "1", "--fault", "mismatch_size:2"]) == 0
+    out = capsys.readouterr().out
+    assert "\nA right verdict names some of ranks 2-3.\nDumps cannot tell more: two ranks that disagree" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -78,6 +93,7 @@ def test_a_drill_is_diagnosed_as_its_truth_says(tmp_path: Path, fault: str, dump
         (["--world-size", "32768"], "a job has 2 to 16384 ranks, not 32768"),
         (["--expert", "3"], "expert-parallel size 3 does not divide data × context = 4"),
         (["--tensor", "0"], "argument --tensor: must be a whole number from 1, not '0'"),
+        (["--data", "9" * 5000], "argument --data: must be a whole number from 1, not '999"),
         (["--fault", "gremlins"], "unknown fault 'gremlins'; choose from host_stall, "),
         (["--fault", "host_stall:16"], "ranks '16': 16 is no range of ranks in a job of 16"),
         (["--fault", "host_stall:0-999999999999"], "is no range of ranks in a job of 16"),
@@ -87,8 +103,9 @@ def test_a_drill_is_diagnosed_as_its_truth_says(tmp_path: Path, fault: str, dump
         (["--fault", "node_lost", "--ranks-per-node", "16"], "all 16 ranks are on the one node"),
         (["--format", "json", "--dump-version", "none"], "dumps without a version are pickles"),
         (["--dump-version", "3.0"], "argument --dump-version: invalid choice: '3.0'"),
-        (["--prefix", "dump1"], "prefix 'dump1': must not end in a digit"),
-        (["--prefix", "../dump"], "prefix '../dump': must not"),
+        (["--prefix", "dump1"], "prefix 'dump1': must be printable, not end in a digit"),
+        (["--prefix", "../dump"], "prefix '../dump': must be printable, not end in a digit, nor hold /"),
+        (["--prefix", "a\nb"], "prefix 'a\\nb': must be printable"),
         (["--write-delay", "nan"], "argument --write-delay: must be 0 to 86400 seconds, not 'nan'"),
         (["--follow", "soon"], "argument --follow: must be 0 to 86400 seconds, not 'soon'"),
     ],
