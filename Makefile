@@ -3,9 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# CI also runs the jobs on torch itself, which is large; elsewhere `pip install '.[torch]'` adds them to the tests.
+# CI also tests with torch itself, which is large, and the benchmarks; elsewhere `pip install '.[torch,benchmarks]'`.
 comma := ,
-EXTRAS := dev$(if $(filter true,$(CI)),$(comma)torch)
+EXTRAS := dev$(if $(filter true,$(CI)),$(comma)torch$(comma)benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -28,6 +28,8 @@ def diagnose(dump_set: DumpSet, *, generated_at_ns: int, min_open_age_ns: int = 
     states = rank_states(dump_set, AgeRule(min_open_age_ns, excuses=attended.is_complete))
     situation = survey(states)
     findings = culprits.find(situation)
+    if all(state.is_young for state in states.values() if state.fronts):
+        findings = culprits.whatever_the_moment(findings, situation)
     unexplained = unknown.explain(situation, findings, attended.absent())
     accused = tuple(dict.fromkeys((*findings.culprits.values(), *unexplained.culprits)))
     conclusion = verdict.Conclusion(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fr_exporter.analysis.operations import base_name
-from fr_exporter.analysis.progress import RankState
+from fr_exporter.analysis.progress import RankState, Standing
 from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
 from fr_exporter.analysis.wording import name_operation
 from fr_exporter.diagnosis import Cause
@@ -25,6 +25,9 @@ _NEIGHBOURS = 4
 
 # How far the next call of the others stands behind one that was left out: a batch has several entries.
 _BATCH = 4
+
+# How many steps are compared at once.
+_STRIDE = 64
 
 
 class GroupKind(NamedTuple):
@@ -51,9 +54,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The steps in a rank's ring, from the first that it has in common with the ranks it is compared with."""
+    """The steps in a rank's ring, from the first that it has in common with the ranks it is compared with.
+
+    `places` are those of the rank in groups that are used for send/recv: a pipeline stage has a role of its own.
+    """
 
     rank: int
+    places: frozenset[tuple[GroupKind, int]]
     steps: Sequence[Step]
     skipped: int = 0
 
@@ -115,39 +122,64 @@ def departed(suspected: Sequence[int], states: Mapping[int, RankState]) -> Mappi
 
 def _departures(suspected: Sequence[int], states: Mapping[int, RankState]) -> Iterator[Departure]:
     """Yield the last departure of each of the suspected ranks that stands against as many or more others."""
-    tracks = [track for rank in _compared(suspected, states) if (track := _track(rank, states[rank])) is not None]
+    places = Places(states)
+    known: dict[Step, Step] = {}
+    compared = (_track(rank, states[rank], places, known) for rank in _compared(suspected, places))
     last: dict[int, Departure] = {}
-    for alike in _alike(tracks):
+    for alike in _alike([track for track in compared if track is not None]):
         for departure in _forks(alike):
             last[departure.track.rank] = departure
     for rank in suspected:
         found = last.get(rank)
-        # Ranks in different roles part within the first step that the rings hold.
+        # Ranks in roles that their places do not tell apart part within the first step that the rings hold.
         if found is not None and 2 * found.depth >= len(found.track.steps):
             yield found
 
 
-def _compared(suspected: Sequence[int], states: Mapping[int, RankState]) -> Collection[int]:
+class Places:
+    """Where ranks stand in the member lists of their groups; a list is searched once, not for every member."""
+
+    def __init__(self, states: Mapping[int, RankState]) -> None:
+        self.states = states
+        self._places: dict[str, Mapping[int, int]] = {}
+
+    def of(self, rank: int) -> Iterator[tuple[Standing, int]]:
+        """Yield the standings of a rank in groups whose members are known, with its group rank."""
+        for key, standing in self.states[rank].standings.items():
+            if key not in self._places:
+                self._places[key] = {member: place for place, member in enumerate(standing.group.ranks or ())}
+            place = self._places[key].get(rank)
+            if place is not None:
+                yield standing, place
+
+
+def _compared(suspected: Sequence[int], places: Places) -> Collection[int]:
     """Return the suspected ranks and their neighbours in each of their groups."""
     compared = dict.fromkeys(suspected)
     for rank in suspected:
-        for standing in states[rank].standings.values():
+        for standing, place in places.of(rank):
             members = standing.group.ranks or ()
-            if rank in members:
-                place = members.index(rank)
-                near = members[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS + 1]
-                compared.update(dict.fromkeys(member for member in near if member in states))
+            near = members[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS + 1]
+            compared.update(dict.fromkeys(member for member in near if member in places.states))
     return compared
 
 
-def _track(rank: int, state: RankState) -> Track | None:
-    """Return what a ring holds as steps, None where it is no history: calls are missing in between, or it is empty."""
+def _track(rank: int, state: RankState, places: Places, known: dict[Step, Step]) -> Track | None:
+    """Return what a ring holds as steps, None where it is no history: calls are missing in between, or it is empty.
+
+    Equal steps are one object, by `known`: whole sequences then compare at once.
+    """
     calls = state.dump.operations
     if not calls.hold_all():
         return None
     kinds = _group_kinds(state.dump.groups)
     group_of = {index: kinds[key] for key, column in calls.by_group.items() for index in column.indices}
-    return Track(rank, [_step(call, group_of[call.place]) for call in calls.outlines()])
+    steps = (_step(call, group_of[call.place]) for call in calls.outlines())
+    return Track(
+        rank,
+        frozenset((kinds[standing.group.key], place) for standing, place in places.of(rank) if standing.mixed),
+        [known.setdefault(step, step) for step in steps],
+    )
 
 
 def _group_kinds(groups: Sequence[ProcessGroup]) -> Mapping[str, GroupKind]:
@@ -166,11 +198,11 @@ def _step(call: Outline, group: GroupKind) -> Step:
 
 
 def _alike(tracks: Sequence[Track]) -> Iterator[Sequence[Track]]:
-    """Yield the tracks of ranks with the same kinds of groups, each from the first step that all of them hold."""
-    by_kinds: dict[frozenset[GroupKind], list[Track]] = {}
+    """Yield the tracks of ranks with the same places, each from the first step that all of them hold."""
+    by_places: dict[frozenset[tuple[GroupKind, int]], list[Track]] = {}
     for track in tracks:
-        by_kinds.setdefault(frozenset(step.group for step in track.steps), []).append(track)
-    for alike in by_kinds.values():
+        by_places.setdefault(track.places, []).append(track)
+    for alike in by_places.values():
         common = set(alike[0].steps).intersection(*(track.steps for track in alike[1:]))
         start = next((step for step in alike[0].steps if step in common), None)
         if start is not None:
@@ -178,7 +210,7 @@ def _alike(tracks: Sequence[Track]) -> Iterator[Sequence[Track]]:
 
 
 def _from(track: Track, index: int) -> Track:
-    return Track(track.rank, track.steps[index:], skipped=index)
+    return Track(track.rank, track.places, track.steps[index:], skipped=index)
 
 
 def _forks(tracks: Sequence[Track]) -> Iterator[Departure]:
@@ -186,14 +218,27 @@ def _forks(tracks: Sequence[Track]) -> Iterator[Departure]:
     together = [(tracks, 0)]
     while together:
         tracks, depth = together.pop()
+        longest = max(tracks, key=lambda track: len(track.steps)).steps
+        agreed = [(track, _agreed(longest, track.steps, depth)) for track in tracks]
+        # A sequence that ends agrees with all that go on.
+        fork = min((until for track, until in agreed if until < len(track.steps)), default=None)
+        if fork is None:
+            continue
         camps: dict[Step, list[Track]] = {}
         for track in tracks:
-            # A sequence that ends agrees with all that go on.
-            if depth < len(track.steps):
-                camps.setdefault(track.steps[depth], []).append(track)
+            if fork < len(track.steps):
+                camps.setdefault(track.steps[fork], []).append(track)
         by_size = sorted(camps.values(), key=len, reverse=True)
-        for camp in by_size if len(by_size) > 1 else ():
+        for camp in by_size:
             others = by_size[1] if camp is by_size[0] else by_size[0]
             if len(camp) <= len(others):
-                yield from (Departure(track, others, depth) for track in camp)
-        together.extend((camp, depth + 1) for camp in by_size if len(camp) > 1)
+                yield from (Departure(track, others, fork) for track in camp)
+        together.extend((camp, fork + 1) for camp in by_size if len(camp) > 1)
+
+
+def _agreed(one: Sequence[Step], other: Sequence[Step], depth: int) -> int:
+    """Return up to where two sequences are the same, from a depth at which they are."""
+    while one[depth : depth + _STRIDE] == other[depth : depth + _STRIDE] and depth < len(other):
+        depth += _STRIDE
+    end = min(len(one), len(other))
+    return next((index for index in range(depth, end) if one[index] != other[index]), end)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fr_exporter.analysis import alignment, fault, mismatch, order, p2p, stalls
 from fr_exporter.analysis.situation import Component, Culprit, Situation
+from fr_exporter.diagnosis import Cause
 
 Check = Callable[[Component, Situation], Culprit | None]
 
@@ -23,7 +24,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 # What can be told of a call although dumps of its members are missing.
-CHECKS_WITH_UNKNOWN: tuple[Check, ...] = (mismatch.check,)
+CHECKS_WITH_UNKNOWN: tuple[Check, ...] = (mismatch.check, alignment.check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,19 @@ def find(situation: Situation) -> Findings:
             culprits[index] = culprit
         elif is_blocked:
             blocked.append(index)
+    return Findings(culprits, blocked)
+
+
+def whatever_the_moment(findings: Findings, situation: Situation) -> Findings:
+    """Return what stands where every open call is young.
+
+    Ranks then differ in how far they got because each dumped at another moment. What two issued as one call does not
+    depend on that, nor that a rank left no dump.
+    """
+    culprits = {
+        index: culprit for index, culprit in findings.culprits.items() if culprit.cause is Cause.COLLECTIVE_MISMATCH
+    }
+    blocked = [index for index, part in enumerate(situation.components) if any(call.unknown for call in part.calls)]
     return Findings(culprits, blocked)
 
 

@@ -27,9 +27,9 @@ class _Found:
 def hung_groups(culprits: Sequence[Culprit], situation: Situation) -> tuple[HungGroup, ...]:
     """Return the hung process groups, the headline first.
 
-    Those waiting on more culprits come first; then a call that does not end although all are in it, before what waits
-    for those ranks; then collectives before send/recv (a receive is posted long before its data is due), the other way
-    round for `p2p_unmatched`; then the earlier call; then more direct waiters.
+    Those waiting on more culprits come first, then on those with a dump; then a call that does not end although all
+    are in it, before what waits for those ranks; then collectives before send/recv (a receive is posted long before its
+    data is due), the other way round for `p2p_unmatched`; then the earlier call; then more direct waiters.
     """
     found: dict[tuple[str, Kind], _Found] = {}
     for culprit in culprits:
@@ -51,22 +51,26 @@ def _calls_of(culprit: Culprit, situation: Situation) -> Iterable[StuckCall]:
     return [call for call in situation.graph.calls.values() if not culprit.ranks.isdisjoint(call.waiters)]
 
 
-def _rank_in_order(entry: _Found) -> tuple[int, bool, bool, int, int, str]:
+def _rank_in_order(entry: _Found) -> tuple[int, int, bool, bool, int, int, str]:
     is_p2p = entry.kind == "p2p"
     unmatched = any(culprit.cause is Cause.P2P_UNMATCHED for culprit in entry.culprits)
-    first = _first_call(entry.calls.values())
+    first = _first_call(entry)
     waiters = {rank for call in entry.calls.values() for rank in call.waiters}
-    never_ends = any(
-        culprit.cause in _NOBODY_IN_PARTICULAR and call.id in entry.calls
-        for culprit in entry.culprits
-        for call in culprit.calls
+    never_ends = bool(_never_ending(entry))
+    seen = sum(culprit.cause is not Cause.MISSING_DUMP for culprit in entry.culprits)
+    return (
+        -len(entry.culprits),
+        -seen,
+        not never_ends,
+        is_p2p is not unmatched,
+        _since(first),
+        -len(waiters),
+        entry.group.key,
     )
-    count = len(entry.culprits)
-    return (-count, not never_ends, is_p2p is not unmatched, _since(first), -len(waiters), entry.group.key)
 
 
 def _hung_group(entry: _Found) -> HungGroup:
-    call = _first_call(entry.calls.values())
+    call = _first_call(entry)
     cause = entry.culprits[0].cause
     suspects = frozenset[int]().union(*(culprit.ranks for culprit in entry.culprits))
     waiters = {rank for stuck in entry.calls.values() for rank in stuck.waiters}
@@ -89,8 +93,15 @@ def _hung_group(entry: _Found) -> HungGroup:
     )
 
 
-def _first_call(calls: Iterable[StuckCall]) -> StuckCall:
+def _first_call(entry: _Found) -> StuckCall:
+    """Return the earliest call; where one does not end although all are in it, not those that wait for its ranks."""
+    calls = _never_ending(entry) or entry.calls.values()
     return min(calls, key=lambda call: (_since(call), call.id.seq_id))
+
+
+def _never_ending(entry: _Found) -> list[StuckCall]:
+    faults = (culprit for culprit in entry.culprits if culprit.cause in _NOBODY_IN_PARTICULAR)
+    return [call for culprit in faults for call in culprit.calls if call.id in entry.calls]
 
 
 def _since(call: StuckCall) -> int:

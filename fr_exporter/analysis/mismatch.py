@@ -59,4 +59,5 @@ def _accuse(mismatch: Mismatch, states: Mapping[int, RankState]) -> tuple[Accusa
         for each in accusations
         if each.rank in departed
     ]
-    return tuple(sorted(decided or accusations, key=lambda accusation: accusation.rank))
+    chosen = decided if 0 < len(decided) < len(accusations) else accusations
+    return tuple(sorted(chosen, key=lambda accusation: accusation.rank))

@@ -65,10 +65,10 @@ class RankState:
     """One rank: its standing in each group by group key, its oldest open calls in issue order, and its fronts.
 
     `fronts` is empty where the rank is not stuck. It holds several where the rank is stuck in a batch of send/recv
-    (`certain`), or in one of several calls older than the ring whose order is unknown (not `certain`).
-    `in_flight` is the oldest open call where its age excuses the rank. `age_known` tells whether the dump's time can
-    be trusted. `timing` tells that this rank records starts, as far as its dump can show. `unmapped` is the oldest open
-    call of a group whose members are unknown: it never is a front.
+    (`certain`), or in one of several calls older than the ring whose order is unknown (not `certain`). `in_flight` is
+    the oldest open call where its age excuses the rank; `is_young` tells that its age would, were every dump there.
+    `age_known` tells whether the dump's time can be trusted. `timing` tells that this rank records starts, as far as
+    its dump can show. `unmapped` is the oldest open call of a group whose members are unknown: it never is a front.
     """
 
     dump: RankDump
@@ -77,6 +77,7 @@ class RankState:
     fronts: tuple[Front, ...]
     certain: bool
     in_flight: Operation | None
+    is_young: bool
     age_known: bool
     timing: bool
     unmapped: Operation | None
@@ -170,7 +171,7 @@ def _by_signs(
 ) -> tuple[Standing, list[Operation]]:
     calls = all_calls.outlines(key)
     done = _last_done_collective(calls)
-    p2p_done = _done_p2p(counter, calls)
+    p2p_done = _done_p2p(counter, calls, _closed_unseen(counter, calls, all_calls))
     still_open = [
         call
         for call in calls
@@ -193,8 +194,26 @@ def _by_signs(
     )
 
 
-def _done_p2p(counter: GroupProgress | None, calls: list[Outline]) -> set[int]:
-    """Return the record IDs of the send/recv calls (and their closing entries) of one group that are done."""
+def _closed_unseen(counter: GroupProgress | None, calls: list[Outline], all_calls: Calls) -> set[int]:
+    """Return the numbers of the batches whose closing entry a dump of active calls has left out, as completed."""
+    parts = [call for call in calls if call.kind == "p2p" and not _is_closing(call)]
+    last_part = {call.p2p_seq_id: call.record_id for call in parts}
+    # Without batches what follows a send or recv is some other call.
+    if all_calls.hold_all() or len(last_part) == len(parts):
+        return set()
+    # A group's collectives and batches run in order: where its last call was left out, all are done.
+    if calls[-1] is parts[-1] and counter is not None and counter.last_enqueued != parts[-1].p2p_seq_id:
+        return set(last_part)
+    present = {call.record_id for call in all_calls.outlines()}
+    newest = max(present)
+    return {number for number, last in last_part.items() if last < newest and last + 1 not in present}
+
+
+def _done_p2p(counter: GroupProgress | None, calls: list[Outline], closed: set[int]) -> set[int]:
+    """Return the record IDs of the send/recv calls (and their closing entries) of one group that are done.
+
+    `closed` are the numbers of batches that are known to be done.
+    """
     p2p = [call for call in calls if call.kind == "p2p"]
     done_by_counter = _p2p_counter(counter, calls)
     # A batch runs on the group's own stream, before each later collective.
@@ -202,7 +221,7 @@ def _done_p2p(counter: GroupProgress | None, calls: list[Outline]) -> set[int]:
     batches = Counter(call.p2p_seq_id for call in p2p if not _is_closing(call))
     states_tell = _single_calls_complete(counter, p2p)
     done: set[int] = set()
-    closed_batches: set[int] = set()
+    closed_batches = set(closed)
     done_pairs: set[_Pair] = set()
     # Backwards: what is known of later calls tells of earlier ones.
     for call in reversed(p2p):
@@ -230,8 +249,12 @@ def _single_calls_complete(counter: GroupProgress | None, p2p: list[Outline]) ->
     """
     if any(call.state != "scheduled" and not _is_closing(call) for call in p2p):
         return True
-    # A later call that the ring lacks was left out of the dump as completed, as no call of a batch ever is.
-    return bool(p2p) and counter is not None and (counter.last_enqueued or 0) > p2p[-1].p2p_seq_id
+    if not p2p:
+        return False
+    # A call that is not there, between others or after them, was left out as completed, as none of a batch ever is.
+    first, last = p2p[0].p2p_seq_id, p2p[-1].p2p_seq_id
+    has_gaps = len({call.p2p_seq_id for call in p2p}) < last - first + 1
+    return has_gaps or (counter is not None and (counter.last_enqueued or 0) > last)
 
 
 def _pairs_done(counter: GroupProgress | None, calls: list[Outline], done: set[int]) -> dict[_Pair, int] | None:
@@ -248,7 +271,7 @@ def _pairs_done(counter: GroupProgress | None, calls: list[Outline], done: set[i
     return Counter((call.source, call.destination) for call in p2p if call.record_id in done and not _is_closing(call))
 
 
-def _is_closing(call: Outline) -> bool:
+def _is_closing(call: Outline | Operation) -> bool:
     return call.source is None and call.destination is None and call.operation.endswith("coalesced")
 
 
@@ -285,7 +308,8 @@ def _with_fronts(
     in_flight = None
     # A rank that has only just issued a call is not stuck in one that its ring has lost already.
     oldest = dump.operations[-1] if older_than_ring and dump.operations else next(iter(known), None)
-    if oldest is not None and age_known and rule.excuses and _is_young(oldest, dump.dump_time_ns, rule):
+    is_young = oldest is not None and age_known and _is_young(oldest, dump.dump_time_ns, rule)
+    if is_young and rule.excuses:
         fronts, in_flight = (), oldest
     unmapped = next((call for call in open_calls if call.group.ranks is None), None)
     if unmapped is not None and age_known and rule.excuses and _is_young(unmapped, dump.dump_time_ns, rule):
@@ -297,6 +321,7 @@ def _with_fronts(
         fronts=fronts,
         certain=len(older_than_ring) < 2 and not _hides_transfers(standings, dump.operations),
         in_flight=in_flight,
+        is_young=is_young,
         age_known=age_known,
         timing=_may_record_starts(dump),
         unmapped=unmapped,
@@ -329,9 +354,16 @@ def _hides_transfers(standings: Mapping[str, Standing], calls: Calls) -> bool:
             continue
         if (counter.last_enqueued or 0) <= (counter.last_completed or 0):
             continue
-        if column is None or calls[column.indices[0]].seq_id > (counter.last_completed or 0) + 1:
+        if column is None or _begins_after(calls, column.indices[0], (counter.last_completed or 0) + 1):
             return True
     return False
+
+
+def _begins_after(calls: Calls, index: int, number: int) -> bool:
+    """Tell whether a ring that holds a call as the oldest of its group has lost a send/recv call or a part of it."""
+    oldest = calls[index]
+    begins_within = index == 0 and _is_closing(oldest)
+    return oldest.p2p_seq_id > number or (begins_within and oldest.p2p_seq_id == number)
 
 
 def _front_batch(open_calls: list[Operation]) -> Iterator[Front]:

@@ -39,7 +39,9 @@ def check_device_stall(component: Component, situation: Situation) -> Culprit | 
         if reference.collective is not None:
             standing = situation.states[rank].standings[reference.call.group.key]
             evidence += f"; it completed {standing.last_completed} and issued {standing.last_enqueued} there"
-        return Culprit(Cause.DEVICE_STALL, (Accusation(rank, evidence, "high"),))
+        # Where most are stuck in it, the call may as well have ended too early on the few.
+        confidence: Confidence = "low" if reference.is_outnumbered else "high"
+        return Culprit(Cause.DEVICE_STALL, (Accusation(rank, evidence, confidence),))
     for stuck in situation.lacking.get(rank, ()):
         if rank in stuck.not_started:
             evidence = f"issued {name_stuck(stuck)} and did not start it, while others did: {waits(stuck.waiters)}"

@@ -47,8 +47,9 @@ def explain(situation: Situation, findings: Findings, absent: Absent) -> Unexpla
         awaited |= unmet & absent.not_accusable
         if accused:
             found.append((accused, calls))
-    # One absent rank among many that dumped tells more than a whole node of them.
-    confidence: Confidence = "medium" if len(set[int]().union(*(accused for accused, _ in found))) == 1 else "low"
+    # One absent rank among many that dumped tells more than a whole node of them, or than one beside a seen culprit.
+    is_only_one = not findings.culprits and len(set[int]().union(*(accused for accused, _ in found))) == 1
+    confidence: Confidence = "medium" if is_only_one else "low"
     culprits = [_accuse(accused, calls, absent, confidence) for accused, calls in found]
     return Unexplained(_merged(culprits), frozenset(awaited))
 

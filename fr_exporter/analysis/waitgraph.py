@@ -82,12 +82,13 @@ class StuckCall:
 class Reference(NamedTuple):
     """The open call that sets a rank apart: `total` peers completed it and it did not, or the other way round.
 
-    `others` are the first few of them.
+    `others` are the first few of them. `is_outnumbered` tells that more are stuck in it than completed it.
     """
 
     call: Operation
     others: tuple[int, ...]
     total: int
+    is_outnumbered: bool = False
 
     @property
     def collective(self) -> tuple[ProcessGroup, int] | None:
@@ -269,8 +270,7 @@ def _p2p_calls(states: Mapping[int, RankState], pairs: OpenPairs) -> Iterator[tu
                 if peer is not None and not peer.completed:
                     matched = peer.counterpart is not None and (peer.rank, peer.counterpart.record_id) in in_front
                     lags = matched and _lags(front.operation, state, peer, states)
-                    is_seen = peer.rank in states
-                    yield _p2p_call(rank, front, front.operation, peer, in_front=matched, lags=lags, is_seen=is_seen)
+                    yield _p2p_call(state, front, front.operation, peer, states, in_front=matched, lags=lags)
 
 
 def _lags(call: Operation, own: RankState, peer: Peer, states: Mapping[int, RankState]) -> bool:
@@ -290,8 +290,17 @@ def _batch_started(call: Operation, state: RankState) -> bool:
 
 
 def _p2p_call(
-    rank: int, front: Front, call: Operation, peer: Peer, *, in_front: bool, lags: bool, is_seen: bool
+    state: RankState,
+    front: Front,
+    call: Operation,
+    peer: Peer,
+    states: Mapping[int, RankState],
+    *,
+    in_front: bool,
+    lags: bool,
 ) -> tuple[StuckCall, list[Node]]:
+    rank, other = state.dump.rank, states.get(peer.rank)
+    is_seen = other is not None
     stuck = StuckCall(
         id=CallId(front.group.key, "p2p", front.seq_id, (rank, call.record_id)),
         group=front.group,
@@ -303,6 +312,7 @@ def _p2p_call(
         unknown=() if is_seen else (peer.rank,),
         matched=peer.rank if in_front else None,
         unmatched=is_seen and peer.counterpart is None,
+        certain=state.certain and (other is None or other.certain),
     )
     # A pair that is in front on both sides holds both ranks: each leads to the other.
     return stuck, [peer.rank] if is_seen else []
@@ -329,7 +339,10 @@ def _departed(
                 # Who completed a later call completed this one too: there is nobody new.
                 break
             others = completions.ranks[cut : cut + _SAMPLE]
-            completed_by_peers.extend((rank, Reference(call, others, ahead)) for rank, call in waiting[seq_id])
+            is_outnumbered = len(stuck) > ahead
+            completed_by_peers.extend(
+                (rank, Reference(call, others, ahead, is_outnumbered)) for rank, call in waiting[seq_id]
+            )
     completed_by_peers.extend(_p2p_completed_by_peer(states, pairs))
     own_fault: dict[int, Reference] = {}
     for rank, reference in completed_by_peers:
@@ -397,8 +410,10 @@ def _all_went_on(ahead: Sequence[int], stuck: Sequence[int], states: Mapping[int
 
 
 def _went_on(rank: int, state: RankState, most: Mapping[str, int], stuck: frozenset[int], pairs: OpenPairs) -> bool:
-    if any(standing.last_enqueued > most.get(key, standing.last_enqueued) for key, standing in state.standings.items()):
-        return True
+    for key, standing in state.standings.items():
+        is_shared = not stuck.isdisjoint(standing.group.ranks or ())
+        if is_shared and standing.last_enqueued > most.get(key, 0):
+            return True
     peers = (pairs.peer_of(rank, call) for call in state.open_calls)
     return any(
         peer is not None and peer.rank in stuck and peer.counterpart is None and not peer.completed for peer in peers

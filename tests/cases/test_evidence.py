@@ -388,3 +388,223 @@ def test_sequence_id_below_zero(tmp_path: Path) -> None:
         dump["entries"][0]["collective_seq_id"] = -1
 
     assert_healthy(diagnose(write_late(tmp_path, job, dumps)))
+
+
+def test_batch_of_which_the_peer_completed_one_part(tmp_path: Path) -> None:
+    """Rank 1 took what rank 0 sent, but never sent what rank 0's batch also takes: rank 0's device did not stop."""
+    job = Job(2)
+    pipeline = job.group("1", "pp", [0, 1])
+    job.collective(job.world, times=3)
+    job.batch(pipeline, 0, ("send", 1), ("recv", 1))
+    job.recv(pipeline, 1, 0, done=True)
+
+    assert_hang(diagnose(job.write(tmp_path)), Cause.HOST_STALL, [1], group=pipeline, seq_id=1)
+
+
+def test_part_of_a_batch_that_is_done_waits_for_nobody(tmp_path: Path) -> None:
+    """Rank 0's batch sent to rank 1, which took it, and waits for rank 2, which never sends: rank 1 delays nobody."""
+    job = Job(3)
+    pipeline = job.group("1", "pp", [0, 1, 2])
+    job.collective(job.world, times=3)
+    job.batch(pipeline, 0, ("send", 1), ("recv", 2))
+    job.recv(pipeline, 1, 0, done=True)
+
+    assert_hang(diagnose(job.write(tmp_path)), Cause.HOST_STALL, [2], group=pipeline, seq_id=1)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "send"])
+def test_rank_that_went_on_in_another_group(tmp_path: Path, operation: str) -> None:
+    """Rank 3 completed the call that three ranks are in, and issued one to rank 2 in another group.
+
+    Three devices do not stop at once: rank 3 is the odd one, as if it had gone on in the same group.
+    """
+    job = Job(4)
+    pair = job.group("1", "pp", [2, 3])
+    job.collective(pair)
+    job.collective(job.world, times=4)
+    job.collective(job.world, done=[3])
+    if operation == "send":
+        job.send(pair, 3, 2)
+    else:
+        job.collective(pair, operation, by=[3])
+
+    assert_hang(diagnose(job.write(tmp_path)), Cause.DESYNC, [3])
+
+
+def test_counters_read_before_the_entries_of_an_only_active_dump(tmp_path: Path) -> None:
+    """The counters of ranks 0 and 1 miss the end of call 3, which their entries, read later, leave out as completed.
+
+    Rank 2 has just issued a call of another group; all is well.
+    """
+    job = Job(4)
+    pair = job.group("1", "tp", [2, 3])
+    job.collective(job.world, times=3)
+    job.sleep(60)
+    job.collective(pair, by=[2])
+    dumps = job.dumps()
+    for rank in (0, 1):
+        dumps[rank]["pg_status"]["0"]["last_completed_collective"] = 2
+    for dump in dumps.values():
+        dump["entries"] = [entry for entry in dump["entries"] if entry["state"] != "completed"]
+
+    diagnosis = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns))
+
+    assert [len(dump["entries"]) for dump in dumps.values()] == [0, 0, 1, 0]
+    assert_healthy(diagnosis)
+
+
+def test_counters_read_after_the_entries(tmp_path: Path) -> None:
+    """Rank 0 issued call 4 after its entries were read and before its counters were: it is not stuck in it."""
+    job = Job(4)
+    job.collective(job.world, times=3)
+    dumps = job.dumps()
+    dumps[0]["pg_status"]["0"]["last_enqueued_collective"] = 4
+
+    assert_healthy(diagnose(write_late(tmp_path, job, dumps)))
+
+
+def test_gloo_counter_one_too_low(tmp_path: Path) -> None:
+    """Two threads of gloo counted calls 4 and 5 in the wrong order, so the counter reads 4; call 5 is retired."""
+    job = Job(4, backend="gloo")
+    job.collective(job.world, times=5)
+    dumps = job.dumps()
+    for dump in dumps.values():
+        dump["pg_status"]["0"]["last_completed_collective"] = 4
+
+    assert_healthy(diagnose(write_late(tmp_path, job, dumps)))
+
+
+@pytest.mark.parametrize(("waited_s", "verdict"), [(1, "healthy"), (60, "hang")])
+def test_age_of_a_call_that_the_ring_lost(tmp_path: Path, waited_s: int, verdict: str) -> None:
+    """Hosts ran 20 calls ahead of their devices and the rings hold 5: a host that has only just called is not stuck."""
+    job = Job(4)
+    job.collective(job.world, times=3)
+    job.collective(job.world, done=False, times=19)
+    job.sleep(60)
+    job.collective(job.world, done=False)
+    dumps = job.dumps()
+    for dump in dumps.values():
+        dump["entries"] = dump["entries"][-5:]
+
+    diagnosis = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns + waited_s * SECOND))
+
+    assert diagnosis.verdict == verdict, diagnosis.summary
+
+
+def test_lost_send_claims_no_communication_fault(tmp_path: Path) -> None:
+    """Rank 0's host ran ahead of a send to rank 2, which stalled, and rank 0's ring holds only the calls after it.
+
+    Its counter shows that a send is open. So that ranks 0 and 1 are both in one call does not say that it failed.
+    """
+    job = Job(3)
+    pipeline, pair = job.group("1", "pp", [0, 1, 2]), job.group("2", "tp", [0, 1])
+    job.collective(job.world, times=2)
+    job.send(pipeline, 0, 1)
+    job.recv(pipeline, 1, 0)
+    job.send(pipeline, 0, 2)
+    job.collective(pair, times=3, done=False)
+    dumps = job.dumps()
+    dumps[0]["entries"] = dumps[0]["entries"][-3:]
+
+    diagnosis = diagnose(write_late(tmp_path, job, dumps))
+
+    assert dumps[0]["pg_status"]["1"]["last_enqueued_collective"] == 2
+    assert dumps[0]["pg_status"]["1"]["last_completed_collective"] == 1
+    assert diagnosis.cause != Cause.COMMUNICATION_FAULT
+    assert not {0, 1}.intersection(diagnosis.suspect_ranks)
+
+
+def test_batch_that_one_side_did_not_start(tmp_path: Path) -> None:
+    """Timing shows rank 0's device in a batch of both that rank 1's never started; its closing entry alone tells."""
+    job = Job(2, timing=True)
+    pipeline = job.group("1", "pp", [0, 1])
+    for _ in range(2):
+        job.batch(pipeline, 0, ("send", 1), ("recv", 1))
+        job.batch(pipeline, 1, ("recv", 0), ("send", 0))
+    dumps = job.dumps()
+    for rank, (state, started) in {0: ("started", 2), 1: ("scheduled", 1)}.items():
+        closing, status = dumps[rank]["entries"][-1], dumps[rank]["pg_status"]["1"]
+        closing |= {"state": state, "retired": False, "time_discovered_completed_ns": None}
+        closing["time_discovered_started_ns"] = closing["time_discovered_started_ns"] if rank == 0 else None
+        status |= {"last_started_collective": started, "last_completed_collective": 1}
+
+    assert_hang(diagnose(write_late(tmp_path, job, dumps)), Cause.DEVICE_STALL, [1], group=pipeline, seq_id=2)
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "send"])
+def test_headline_is_the_call_that_does_not_end(tmp_path: Path, operation: str) -> None:
+    """Ranks 0 and 1 are in a call that does not end; that others wait for them, and longer, is the consequence."""
+    job = Job(8)
+    pair = job.group("1", "pp", [0, 1])
+    for _ in range(3):
+        job.send(pair, 0, 1)
+        job.recv(pair, 1, 0)
+        job.collective(job.world)
+    job.collective(job.world, by=job.world.without(0, 1))
+    if operation == "send":
+        job.send(pair, 0, 1, done=False)
+        job.recv(pair, 1, 0, done=False)
+    else:
+        job.collective(pair, operation, done=False)
+
+    diagnosis = diagnose(job.write(tmp_path))
+
+    assert_hang(diagnosis, Cause.COMMUNICATION_FAULT, [0, 1], group=pair)
+    assert diagnosis.hung_process_groups[0].kind == ("p2p" if operation == "send" else "collective")
+
+
+def test_headline_call_of_one_group_is_the_one_that_does_not_end(tmp_path: Path) -> None:
+    """Rank 2's recv from rank 1, posted first, waits for the transfer from rank 0 to rank 1, which does not end."""
+    job = Job(3)
+    pipeline = job.group("1", "pp", [0, 1, 2])
+    for _ in range(3):
+        for source, destination in ((0, 1), (1, 2)):
+            job.send(pipeline, source, destination)
+            job.recv(pipeline, destination, source)
+        job.collective(job.world)
+    job.recv(pipeline, 2, 1)
+    job.send(pipeline, 0, 1, done=False)
+    job.recv(pipeline, 1, 0, done=False)
+
+    diagnosis = diagnose(job.write(tmp_path))
+
+    assert_hang(diagnosis, Cause.COMMUNICATION_FAULT, [0, 1], group=pipeline)
+    headline = diagnosis.hung_process_groups[0]
+    assert (headline.operation, headline.seq_id) in [("nccl:send", 4), ("nccl:recv", 7)]
+
+
+def test_rank_that_went_on_in_a_group_that_is_new(tmp_path: Path) -> None:
+    """Rank 3 completed what all others are in, and issued the first call of a group: rank 2, a member, has not."""
+    job = Job(4)
+    pair = job.group("1", "tp", [2, 3])
+    job.collective(job.world, times=4)
+    job.collective(job.world, done=[3])
+    job.collective(pair, by=[3])
+
+    assert_hang(diagnose(job.write(tmp_path)), Cause.DESYNC, [3])
+
+
+def test_batches_and_collectives_of_one_group_in_an_only_active_dump(tmp_path: Path) -> None:
+    """All is done, and the closing entries were left out as completed, which shows that the batches are."""
+    job = Job(2)
+    for _ in range(6):
+        job.batch(job.world, 0, ("send", 1), ("recv", 1))
+        job.batch(job.world, 1, ("recv", 0), ("send", 0))
+    job.collective(job.world, times=3)
+    dumps = job.dumps()
+    for dump in dumps.values():
+        dump["entries"] = [entry for entry in dump["entries"] if entry["state"] != "completed"]
+
+    assert_healthy(diagnose(write_late(tmp_path, job, dumps)))
+
+
+def test_device_stall_is_doubtful_where_most_are_stuck(tmp_path: Path) -> None:
+    """Ranks 1 to 3 have a call open that rank 0 completed; had rank 0 gone on alone, it would be the odd one."""
+    job = Job(4)
+    job.collective(job.world, times=3)
+    job.collective(job.world, done=[0])
+
+    diagnosis = diagnose(job.write(tmp_path))
+
+    assert_hang(diagnosis, Cause.DEVICE_STALL, [1, 2, 3])
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {"low"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fr_exporter.diagnosis import Cause
-from tests.builders import Job
-from tests.verdicts import assert_hang, assert_healthy, diagnose
+from tests.builders import SECOND, Job, write
+from tests.verdicts import assert_hang, assert_healthy, causes, diagnose
 
 
 def waiting_world() -> Job:
@@ -140,3 +140,51 @@ def test_node_where_nobody_is_stuck(tmp_path: Path) -> None:
     job.collective(job.world, times=3)
 
     assert_healthy(diagnose(job.write(tmp_path, ranks=range(4, 8)), scope="node"))
+
+
+def test_running_job_with_a_dump_missing(tmp_path: Path) -> None:
+    """All calls are a second old, and ranks got as far as each was when asked; rank 3 left no dump.
+
+    A crash dumps at once, so age does not excuse the job: rank 3 is named. But that rank 1 had completed a call which
+    rank 0 was still in says only that it was asked later.
+    """
+    job = Job(4)
+    pair = job.group("1", "tp", [0, 1])
+    job.collective(job.world, times=5)
+    job.collective(pair, done=[1])
+    job.collective(job.world, by=[1, 2])
+    dumps = job.dumps(ranks=[0, 1, 2])
+
+    young = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns + SECOND))
+    assert_hang(young, Cause.MISSING_DUMP, [3])
+
+    old = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns + 60 * SECOND))
+    assert causes(old)[0] == Cause.DEVICE_STALL
+
+
+def test_absent_rank_beside_a_seen_culprit_is_doubtful(tmp_path: Path) -> None:
+    """Rank 0's host stopped. Rank 5, of another group, left no dump and is waited for: it may wait for rank 0 itself."""
+    job = Job(6)
+    groups = job.group("1", "tp", [0, 1, 2]), job.group("2", "tp", [3, 4, 5])
+    job.collective(job.world, times=3)
+    job.collective(groups[0], by=[1, 2])
+    job.collective(groups[1], by=[3, 4])
+
+    diagnosis = diagnose(job.write(tmp_path, ranks=range(5)))
+
+    assert causes(diagnosis) == {0: Cause.HOST_STALL, 5: Cause.MISSING_DUMP}
+    assert {suspect.rank: suspect.confidence for suspect in diagnosis.suspects} == {0: "high", 5: "low"}
+    assert diagnosis.cause == Cause.HOST_STALL
+
+
+def test_order_shows_although_a_victim_left_no_dump(tmp_path: Path) -> None:
+    """Rank 2 issued two calls in the other order than ranks 0 and 1; rank 3's dump is lost, and explains nothing."""
+    job = Job(4)
+    tp = job.group("1", "tp", range(4))
+    for _ in range(5):
+        job.collective(tp)
+        job.collective(job.world)
+    job.collective(tp, by=[0, 1, 3])
+    job.collective(job.world, by=[2])
+
+    assert_hang(diagnose(job.write(tmp_path, ranks=range(3))), Cause.ORDER_DEADLOCK, [2])
