@@ -163,7 +163,7 @@ def test_running_job_with_a_dump_missing(tmp_path: Path) -> None:
 
 
 def test_absent_rank_beside_a_seen_culprit_is_doubtful(tmp_path: Path) -> None:
-    """Rank 0's host stopped. Rank 5, of another group, left no dump and is waited for: it may wait for rank 0 itself."""
+    """Rank 0's host stopped. Rank 5, of another group, left no dump: it may wait for rank 0 itself."""
     job = Job(6)
     groups = job.group("1", "tp", [0, 1, 2]), job.group("2", "tp", [3, 4, 5])
     job.collective(job.world, times=3)
