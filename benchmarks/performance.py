@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dumps import write_set
+from processes import run
 
 CALLS = 200
 BARE_LOOP = """
@@ -99,32 +100,10 @@ def _analyze(path: Path, *options: str) -> float:
 
 
 def memory(path: Path) -> None:
-    """Sample the resident memory of `analyze` and all its processes; report the largest sum."""
+    """Report the peak memory of `analyze` and all its processes."""
     for options in ([], ["--jobs", "1"]):
-        command = [sys.executable, "-m", "fr_exporter", "analyze", str(path), *options]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, sum(map(_private_bytes, _tree(process.pid))))
-            time.sleep(0.005)
-        print(f"peak memory of analyze {' '.join(options)}: {peak / 1e6:.0f} MB")
-
-
-def _tree(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [pid, *(member for child in children for member in _tree(int(child)))]
-
-
-def _private_bytes(pid: int) -> int:
-    """Return the proportional share of memory: what forked processes share counts once."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        done = run([sys.executable, "-m", "fr_exporter", "analyze", str(path), *options], 60, watch_memory=True)
+        print(f"peak memory of analyze {' '.join(options)}: {done.peak_bytes / 1e6:.0f} MB")
 
 
 @contextmanager
