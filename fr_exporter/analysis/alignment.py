@@ -8,7 +8,7 @@ left a call out, issued one too many or changed the order parts from its replica
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -172,7 +172,7 @@ def _track(rank: int, state: RankState, places: Places, known: dict[Step, Step])
     calls = state.dump.operations
     if not calls.hold_all():
         return None
-    kinds = _group_kinds(state.dump.groups)
+    kinds = _group_kinds(standing.group for standing in state.standings.values())
     group_of = {index: kinds[key] for key, column in calls.by_group.items() for index in column.indices}
     steps = (_step(call, group_of[call.place]) for call in calls.outlines())
     return Track(
@@ -182,7 +182,7 @@ def _track(rank: int, state: RankState, places: Places, known: dict[Step, Step])
     )
 
 
-def _group_kinds(groups: Sequence[ProcessGroup]) -> Mapping[str, GroupKind]:
+def _group_kinds(groups: Iterable[ProcessGroup]) -> Mapping[str, GroupKind]:
     kinds: dict[str, GroupKind] = {}
     seen: dict[tuple[str, int], int] = {}
     for group in groups:

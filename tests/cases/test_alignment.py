@@ -354,3 +354,24 @@ def test_departure_in_the_first_step(tmp_path: Path) -> None:
 
     assert_hang(diagnosis, Cause.P2P_UNMATCHED, [4])
     assert first_that_departs(diagnosis) == ("send", "recv")
+
+
+@pytest.mark.parametrize("also_without_counters", [False, True])
+def test_group_that_no_dump_lists(tmp_path: Path, also_without_counters: bool) -> None:
+    """Calls of a group whose members no dump lists stand in the sequences as well, and hide nobody: rank 2 departed."""
+    job = Job(4)
+    tp, unlisted = job.group("1", "tp", range(4)), job.group("2", "extra", range(4))
+    for _ in range(5):
+        for group in (tp, unlisted, job.world):
+            job.collective(group)
+    job.collective(tp, by=[0, 1, 3])
+    job.collective(job.world, by=[2])
+    dumps = job.dumps()
+    for dump in dumps.values():
+        del dump["pg_config"][unlisted.name]
+        if also_without_counters:
+            del dump["pg_status"]["2"]
+
+    diagnosis = diagnose(write(tmp_path, dumps, mtime_ns=job.now_ns + 60 * SECOND))
+
+    assert_hang(diagnosis, Cause.ORDER_DEADLOCK, [2])
