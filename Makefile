@@ -9,13 +9,13 @@ EXTRAS := dev$(if $(filter true,$(CI)),$(comma)torch$(comma)benchmarks)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint format check-docs metrics-docs system-tools clean
+.PHONY: demo test lint format check-generated generated system-tools clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
 
 # pytest comes last, so that its closing line is the last one.
-test: lint check-docs system-tools
+test: lint check-generated system-tools
 	$(BIN)/pytest
 
 lint: .venv/installed-dev
@@ -28,17 +28,19 @@ format: .venv/installed-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-check-docs: .venv/installed-dev
+check-generated: .venv/installed-dev
 	$(BIN)/python -m fr_exporter.metrics.docs --check docs/metrics.md
+	$(BIN)/python -m dashboards.source --check
 
-metrics-docs: .venv/installed-dev
+generated: .venv/installed-dev
 	$(BIN)/python -m fr_exporter.metrics.docs docs/metrics.md
+	$(BIN)/python -m dashboards.source
 
 system-tools:
 	tools/install-system-tools.sh
 
 clean:
-	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .tools build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/pip:

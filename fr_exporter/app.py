@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import waitress
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from fr_exporter import logs
 from fr_exporter._version import __version__
@@ -71,6 +71,7 @@ class _Daemon:
         self._telemetry = Telemetry(self._registry)
         self._collector = DomainCollector(self._store.snapshot, config.limits)
         self._registry.register(self._collector)
+        ProcessCollector(registry=self._registry)
         self._worker = Worker(config, _read_hosts(config.topology), self._store, self._telemetry)
 
     def serve(self) -> int:

@@ -13,7 +13,9 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("default")
 
-SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "dumps"
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ROOT / ".tools"
+SHARED_DUMPS = ROOT.parent / "shared" / "dumps"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,11 +36,21 @@ def require_tool() -> Callable[[str], str]:
     """Return a function that gives a system tool's path, or skips the test; in CI a missing tool is a failure."""
 
     def require(name: str) -> str:
-        path = shutil.which(name)
-        if path is None and os.environ.get("CI") == "true":
-            pytest.fail(f"{name} is not installed; CI may not skip what needs it")
-        if path is None:
-            pytest.skip(f"{name} is not installed")
-        return path
+        return _found(name, f"{TOOLS / 'stable/usr/bin'}:{os.environ['PATH']}")
 
     return require
+
+
+@pytest.fixture(scope="session", params=["stable", "newest"])
+def promtool(request: pytest.FixtureRequest, require_tool: Callable[[str], str]) -> str:
+    """Return the path of promtool, of Prometheus 2 as of Debian's release and of the newest, 3."""
+    return require_tool("promtool") if request.param == "stable" else _found("promtool", f"{TOOLS / 'newest/usr/bin'}")
+
+
+def _found(name: str, path: str) -> str:
+    found = shutil.which(name, path=path)
+    if found is None and os.environ.get("CI") == "true":
+        pytest.fail(f"{name} is not in {path}; CI may not skip what needs it")
+    if found is None:
+        pytest.skip(f"{name} is not in {path}: tools/install-system-tools.sh gets it on Debian")
+    return found

@@ -229,6 +229,20 @@ SECTIONS = (
             ),
         ),
     ),
+    # Shown by prometheus_client's own collector, in its words.
+    Section(
+        "The process, on Linux",
+        (
+            MetricSpec("process_virtual_memory_bytes", "gauge", (), "Virtual memory size in bytes."),
+            MetricSpec("process_resident_memory_bytes", "gauge", (), "Resident memory size in bytes."),
+            MetricSpec(
+                "process_start_time_seconds", "gauge", (), "Start time of the process since unix epoch in seconds."
+            ),
+            MetricSpec("process_cpu_seconds_total", "counter", (), "Total user and system CPU time spent in seconds."),
+            MetricSpec("process_open_fds", "gauge", (), "Number of open file descriptors."),
+            MetricSpec("process_max_fds", "gauge", (), "Maximum number of open file descriptors."),
+        ),
+    ),
 )
 
 CATALOG: dict[str, MetricSpec] = {spec.name: spec for section in SECTIONS for spec in section.metrics}

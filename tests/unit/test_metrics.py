@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -320,6 +320,7 @@ def full_registry() -> CollectorRegistry:
     """Return the registry of a daemon that has done a little of everything."""
     registry = CollectorRegistry()
     registry.register(DomainCollector(lambda: values.snapshot(ALL_STATES), Limits(1, 1, 1, 20_000, 64)))
+    ProcessCollector(registry=registry)
     telemetry = Telemetry(registry)
     telemetry.job_added("llm-70b", "job")
     telemetry.incident_opened("llm-70b", "job", Cause.DEVICE_STALL)

@@ -1,0 +1,45 @@
+"""Every number, address and list of labels that the rules share: what stands as @{name} in rules/*.yaml.
+
+Durations are PromQL durations; names that end in _s are seconds.
+"""
+
+from __future__ import annotations
+
+_JOB = "cluster, namespace, training_job"
+_GROUP = f"{_JOB}, process_group, process_group_desc"
+
+# Dumps older than this concern nobody any more; the default of incidents.ttl in the exporter's configuration.
+_RECENT_S = 3600
+
+RULE_VALUES = {
+    # A verdict that was scraped once counts this long after its exporter is gone. The step is the shortest scrape
+    # interval at which no scrape goes unseen.
+    "memory": "10m",
+    "memory_step": "1s",
+    "recent_s": str(_RECENT_S),
+    # Dumps of one job further apart than this belong to different incidents: where each node has an exporter of its
+    # own, only Prometheus sees them together.
+    "same_incident_s": "600",
+    # Ranks that wait on other nodes must do so this long: the exporters there may be about to tell.
+    "node_wait": "1m",
+    "unreadable_for": "1m",
+    "down_for": "5m",
+    "watch_down_for": "2m",
+    "reload_failed_for": "5m",
+    "series_dropped_for": "5m",
+    # An exporter that was up within this time is missed when it is not.
+    "known": "1d",
+    "analysis_failure_window": "15m",
+    # Half-written files fail to parse and are read again, so some failures are normal.
+    "stage_failure_ratio": "0.5",
+    "stage_failure_window": "5m",
+    "stage_failing_for": "10m",
+    "runbook": "https://github.com/fr-exporter/fr_exporter/blob/main/docs/runbook.md",
+    "job": _JOB,
+    "group": _GROUP,
+    "group_rank": f"{_GROUP}, rank, rank_node",
+    "verdict": "incident, cause, attribution_state, suspects, suspect_nodes, process_group, process_group_desc, "
+    "operation, seq_id",
+    # Exporters whose newest dump is old. One whose dumps do not tell their time is not among them.
+    "old": f"(exporter:fr_rank_dump_timestamp_seconds:max <= time() - {_RECENT_S})",
+}
