@@ -12,10 +12,8 @@ _GROUP = f"{_JOB}, process_group, process_group_desc"
 _RECENT_S = 3600
 
 RULE_VALUES = {
-    # A verdict that was scraped once counts this long after its exporter is gone. The step is the shortest scrape
-    # interval at which no scrape goes unseen.
+    # A verdict that was scraped once counts this long after its exporter is gone.
     "memory": "10m",
-    "memory_step": "1s",
     "recent_s": str(_RECENT_S),
     # Dumps of one job further apart than this belong to different incidents: where each node has an exporter of its
     # own, only Prometheus sees them together.
