@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from dashboards.source import exporter, incident, overview
+from dashboards.source.panels import to_json
 from dashboards.source.thresholds import RULE_VALUES
 
 SOURCE = Path(__file__).resolve().parent
@@ -31,6 +33,9 @@ def rules(name: str) -> str:
 FILES: dict[str, Callable[[], str]] = {
     "rules/recording.yaml": partial(rules, "recording.yaml"),
     "rules/alerts.yaml": partial(rules, "alerts.yaml"),
+    "hang-overview.json": lambda: to_json(overview.dashboard()),
+    "incident.json": lambda: to_json(incident.dashboard()),
+    "exporter.json": lambda: to_json(exporter.dashboard()),
 }
 
 

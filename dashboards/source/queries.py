@@ -1,0 +1,128 @@
+"""PromQL that more than one dashboard asks, as functions of a selector of jobs.
+
+Several exporters may see one directory, so that values are aggregated with `max`, never with `sum`. Where each exporter
+sees one node (scope `node`), ranks are counted once over all of them.
+"""
+
+from __future__ import annotations
+
+from dashboards.source.thresholds import RULE_VALUES
+
+JOB = RULE_VALUES["job"]
+GROUP = RULE_VALUES["group"]
+MEMORY = RULE_VALUES["memory"]
+KNOWN = RULE_VALUES["known"]
+RECENT_S = RULE_VALUES["recent_s"]
+EXPORTER = "cluster, namespace, job, instance"
+
+# Finer than scrapes usually are, and coarse enough for a query of a panel.
+STEP = "5s"
+
+WHOLE = 'scope="job"'
+NODES = 'scope="node"'
+
+
+def present(metric: str, *matchers: str) -> str:
+    """Return PromQL for the series of a gauge, and for those that exporters which are gone showed last.
+
+    A sidecar leaves with its job, and then the dashboards are needed most. Not for metrics of ranks: it takes too long.
+    """
+    series = f"{metric}{{{', '.join(matchers)}}}"
+    return f"""(
+  {series}
+  or
+  last_over_time({series}[{MEMORY}])
+    and max_over_time(timestamp({series})[{MEMORY}:{STEP}])
+      >= on ({EXPORTER}) group_left ()
+    max by ({EXPORTER}) (max_over_time(timestamp(fr_exporter_build_info)[{MEMORY}:{STEP}]))
+    unless on ({EXPORTER}) fr_exporter_build_info
+)"""
+
+
+def open_incidents(*matchers: str) -> str:
+    """Return PromQL with the latest verdict of each open incident in its labels."""
+    return f"incident:fr_incident_info:latest{{{', '.join(matchers)}}}"
+
+
+def hung_jobs(jobs: str) -> str:
+    """Return PromQL with one series for each job that hangs, by `scope`.
+
+    Where each exporter sees one node, none may know the suspects: ranks that wait tell, while their dumps are recent.
+    """
+    return f"""(
+  max by ({JOB}, scope) ({present("fr_hang", jobs)}) == 1
+  or
+  max by ({JOB}, scope) ({present("fr_waiting_ranks", jobs, NODES)}) > 0
+    and on ({JOB}) (training_job:fr_rank_dump_timestamp_seconds:max{{{jobs}}} > time() - {RECENT_S})
+    unless on ({JOB}) max by ({JOB}) ({present("fr_hang", jobs, WHOLE)})
+)"""
+
+
+def verdict(jobs: str) -> str:
+    """Return PromQL for the verdict of each job by `scope`, as a number that `panels.VERDICTS` names."""
+    return f"""(
+  {hung_jobs(jobs)} * 0 + 4
+  or
+  max by ({JOB}, scope) (
+    {present("fr_verdict", jobs, 'verdict="hang"')} * 2
+    or {present("fr_verdict", jobs, 'verdict="inconclusive"')} * 3
+    or {present("fr_verdict", jobs, 'verdict="healthy"')}
+  )
+)"""
+
+
+def undecided(jobs: str) -> str:
+    """Return PromQL with one series for each job whose ranks are stuck without an incident that says why."""
+    return f"({verdict(jobs)} > 2 unless on ({JOB}) {open_incidents(jobs)})"
+
+
+def dumped_ranks(jobs: str) -> str:
+    """Return PromQL for the number of ranks that dumped, of each job by `scope`."""
+    return f"""(
+  max by ({JOB}, scope) ({present("fr_dump_set_ranks", jobs, WHOLE, 'state="dumped"')})
+  or
+  (count by ({JOB}) (rank:fr_rank_dump_timestamp_seconds:max{{{jobs}}}) * on ({JOB}) group_right ()
+    max by ({JOB}, scope) ({present("fr_verdict", jobs, NODES)} ^ 0))
+)"""
+
+
+def expected_ranks(jobs: str) -> str:
+    """Return PromQL for the number of ranks of each job by `scope`."""
+    return f"""(
+  max by ({JOB}, scope) ({present("fr_dump_set_expected_ranks", jobs, WHOLE)})
+  or
+  max by ({JOB}, scope) (
+    {present("fr_dump_set_expected_ranks", jobs, NODES)}
+      + ignoring (state)
+    {present("fr_dump_set_ranks", jobs, NODES, 'state="remote"')}
+  )
+)"""
+
+
+def waiting_ranks(jobs: str) -> str:
+    """Return PromQL for the number of ranks that are stuck in a call, of each job by `scope`."""
+    return f"""(
+  max by ({JOB}, scope) ({present("fr_waiting_ranks", jobs, WHOLE)})
+  or
+  training_job:fr_rank_open_operations:count{{{jobs}}}
+    * on ({JOB}) group_right ()
+  (max by ({JOB}, scope) ({present("fr_waiting_ranks", jobs, NODES)}) > bool 0)
+)"""
+
+
+def suspects(jobs: str, *labels: str) -> str:
+    """Return PromQL with one series for each suspect rank of the jobs that hang, with these labels of it."""
+    by = ", ".join((JOB, "rank", *labels))
+    return f"(max by ({by}) ({present('fr_suspect_rank', jobs)}) and on ({JOB}) {hung_jobs(jobs)})"
+
+
+def suspect_count(jobs: str) -> str:
+    """Return PromQL for the number of suspect ranks of each job that hangs, also beyond those with a series."""
+    return f"""(
+  (
+    sum by ({JOB}) (max by ({JOB}, cause) ({present("fr_suspect_ranks", jobs, WHOLE)}))
+    or
+    count by ({JOB}) (max by ({JOB}, rank) ({present("fr_suspect_rank", jobs, NODES)}))
+  )
+  and on ({JOB}) {hung_jobs(jobs)}
+)"""
