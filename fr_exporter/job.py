@@ -261,7 +261,7 @@ class Job:
             watch_up=bool(up),
             backend=watcher.backend(next(iter(up or self._matchers))),
             diagnosis=self._latest.diagnosis,
-            hang=self._latest.hang,
+            hang=self._latest.hang if self._devices else None,
             incident=self._latest.incident,
             last_analysis_ns=self._last_analysis_ns,
         )

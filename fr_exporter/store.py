@@ -14,7 +14,8 @@ from fr_exporter.model import Scope
 class TargetState:
     """What is known of one target. `diagnosis` None: no dumps yet. `incident` is the open one, if any.
 
-    `hang` is the value of `fr_hang`: it precedes the incident while the set is partial.
+    `hang` is the value of `fr_hang`: it precedes the incident while the set is partial. It is None before the files were
+    first seen: who restarts in the middle of an incident must not say that there is none.
     """
 
     training_job: str
@@ -23,7 +24,7 @@ class TargetState:
     watch_up: bool
     backend: str
     diagnosis: Diagnosis | None
-    hang: bool
+    hang: bool | None
     incident: Incident | None
     last_analysis_ns: int | None
 

@@ -42,9 +42,16 @@ def require_tool() -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session", params=["stable", "newest"])
-def promtool(request: pytest.FixtureRequest, require_tool: Callable[[str], str]) -> str:
-    """Return the path of promtool, of Prometheus 2 as of Debian's release and of the newest, 3."""
-    return require_tool("promtool") if request.param == "stable" else _found("promtool", f"{TOOLS / 'newest/usr/bin'}")
+def prometheus_tool(request: pytest.FixtureRequest, require_tool: Callable[[str], str]) -> Callable[[str], str]:
+    """Return `require_tool` for the Prometheus and Alertmanager of Debian's release, and for the newest."""
+    newest = TOOLS / "newest/usr/bin"
+    return require_tool if request.param == "stable" else lambda name: _found(name, str(newest))
+
+
+@pytest.fixture(scope="session")
+def promtool(prometheus_tool: Callable[[str], str]) -> str:
+    """Return the path of promtool, of Prometheus 2 and 3."""
+    return prometheus_tool("promtool")
 
 
 def _found(name: str, path: str) -> str:

@@ -26,7 +26,7 @@ from dashboards.source.panels import (
     training_job,
     value_texts,
 )
-from dashboards.source.queries import GROUP, JOB, MEMORY, NODES, open_incidents, present
+from dashboards.source.queries import GROUP, JOB, MEMORY, NODES, last_shown, open_incidents, present
 
 SELECTED = 'training_job="$training_job"'
 LATEST = open_incidents(SELECTED)
@@ -36,7 +36,7 @@ SUSPECT = queries.suspects(SELECTED)
 
 # Where each exporter sees one node, groups that wait for a rank of another node are known to the recording rules only.
 HUNG_GROUPS = f"""(
-  max by ({GROUP}) ({present("fr_hung_process_group", SELECTED)})
+  max by ({GROUP}) ({last_shown("fr_hung_process_group", SELECTED)})
   or
   max by ({GROUP}) (process_group_rank:fr_rank_last_enqueued_seq_id:laggard{{{SELECTED}}})
     and on ({JOB}) (max by ({JOB}) ({present("fr_waiting_ranks", SELECTED, NODES)}) > 0)
@@ -187,8 +187,8 @@ def _suspects() -> Panel:
 
 
 def _hung_groups() -> Panel:
-    calls = f"max by ({GROUP}, operation, cause) ({present('fr_hung_process_group', SELECTED)})"
-    seq_ids = f"max by ({GROUP}) ({present('fr_hung_collective_seq_id', SELECTED)})"
+    calls = f"max by ({GROUP}, operation, cause) ({last_shown('fr_hung_process_group', SELECTED)})"
+    seq_ids = f"max by ({GROUP}) ({last_shown('fr_hung_collective_seq_id', SELECTED)})"
     return table(
         "Hung process groups",
         "The calls in which ranks wait directly on a suspect. Look first at the one that is also the hung call above.",
@@ -312,7 +312,7 @@ def _mismatches() -> Panel:
         "Calls that differ between ranks",
         "Open collectives whose operation, size or dtype is not the same on all ranks, by process group. Such a call"
         " never ends.",
-        [f"max by ({GROUP}, kind) ({present('fr_collective_mismatches', SELECTED)}) > 0"],
+        [f"max by ({GROUP}, kind) ({last_shown('fr_collective_mismatches', SELECTED)}) > 0"],
         [
             Column("process_group", "Group", 70),
             Column("process_group_desc", "Group description"),

@@ -18,25 +18,38 @@ EXPORTER = "cluster, namespace, job, instance"
 # Finer than scrapes usually are, and coarse enough for a query of a panel.
 STEP = "5s"
 
+# An exporter's jobs: what all of its series about one of them have in common.
+SOURCE = f"{EXPORTER}, training_job, scope"
+
 WHOLE = 'scope="job"'
 NODES = 'scope="node"'
 
 
-def present(metric: str, *matchers: str) -> str:
-    """Return PromQL for the series of a gauge, and for those that exporters which are gone showed last.
+def present(metric: str, jobs: str, *matchers: str) -> str:
+    """Return PromQL for a gauge, and for what exporters which are gone showed last of it.
 
     A sidecar leaves with its job, and then the dashboards are needed most. Not for metrics of ranks: it takes too long.
     """
-    series = f"{metric}{{{', '.join(matchers)}}}"
+    series = _series(metric, jobs, *matchers)
+    return f"({series} or last_over_time({series}[{MEMORY}]) unless on ({SOURCE}) fr_hang{{{jobs}}})"
+
+
+def last_shown(metric: str, jobs: str) -> str:
+    """Return what `present` does, for a metric whose labels say what is so: only those of an exporter's last scrape."""
+    series = _series(metric, jobs)
     return f"""(
   {series}
   or
   last_over_time({series}[{MEMORY}])
     and max_over_time(timestamp({series})[{MEMORY}:{STEP}])
-      >= on ({EXPORTER}) group_left ()
-    max by ({EXPORTER}) (max_over_time(timestamp(fr_exporter_build_info)[{MEMORY}:{STEP}]))
-    unless on ({EXPORTER}) fr_exporter_build_info
+      >= on ({SOURCE}) group_left ()
+    max_over_time(timestamp(fr_hang{{{jobs}}})[{MEMORY}:{STEP}])
+    unless on ({SOURCE}) fr_hang{{{jobs}}}
 )"""
+
+
+def _series(metric: str, *matchers: str) -> str:
+    return f"{metric}{{{', '.join(matchers)}}}"
 
 
 def open_incidents(*matchers: str) -> str:
@@ -113,7 +126,7 @@ def waiting_ranks(jobs: str) -> str:
 def suspects(jobs: str, *labels: str) -> str:
     """Return PromQL with one series for each suspect rank of the jobs that hang, with these labels of it."""
     by = ", ".join((JOB, "rank", *labels))
-    return f"(max by ({by}) ({present('fr_suspect_rank', jobs)}) and on ({JOB}) {hung_jobs(jobs)})"
+    return f"(max by ({by}) ({last_shown('fr_suspect_rank', jobs)}) and on ({JOB}) {hung_jobs(jobs)})"
 
 
 def suspect_count(jobs: str) -> str:
@@ -122,7 +135,7 @@ def suspect_count(jobs: str) -> str:
   (
     sum by ({JOB}) (max by ({JOB}, cause) ({present("fr_suspect_ranks", jobs, WHOLE)}))
     or
-    count by ({JOB}) (max by ({JOB}, rank) ({present("fr_suspect_rank", jobs, NODES)}))
+    count by ({JOB}) (max by ({JOB}, rank) ({last_shown("fr_suspect_rank", f"{jobs}, {NODES}")}))
   )
   and on ({JOB}) {hung_jobs(jobs)}
 )"""

@@ -69,7 +69,9 @@ SECTIONS = (
     Section(
         "Verdict and incident",
         (
-            MetricSpec("fr_hang", "gauge", JOB, "1 while an incident is open."),
+            MetricSpec(
+                "fr_hang", "gauge", JOB, "1 while an incident is open; absent before the directory was first read."
+            ),
             MetricSpec(
                 "fr_verdict",
                 "gauge",

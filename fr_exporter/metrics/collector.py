@@ -177,7 +177,8 @@ def _job(target: TargetState) -> tuple[str, str]:
 
 
 def _hang(target: TargetState) -> Iterator[Sample]:
-    yield _job(target), target.hang
+    if target.hang is not None:
+        yield _job(target), target.hang
 
 
 def _verdict(target: TargetState) -> Iterator[Sample]:

@@ -59,7 +59,7 @@ STYLE_SOURCE = f"'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'
 def landing(snapshot: Snapshot, *, now_ns: int, version: str) -> str:
     """Return the landing page: every job, the ones that hang first."""
     targets = sorted(snapshot.targets, key=_urgency)
-    hanging = sum(target.hang for target in targets)
+    hanging = sum(bool(target.hang) for target in targets)
     named = sum(bool(target.training_job) for target in targets)
     title = f"{hanging} of {named} jobs hanging" if hanging else "no hang"
     jobs = "".join(_job(target, now_ns) for target in targets)

@@ -105,18 +105,12 @@ class Messages:
 
 
 @pytest.fixture
-def sibling(promtool: str, require_tool: Tool) -> Tool:
-    """Return what gives the path of a program of the same release as promtool."""
-    return lambda name: require_tool(str(Path(promtool).with_name(name)))
-
-
-@pytest.fixture
-def start(tmp_path: Path, sibling: Tool) -> Iterator[Callable[[Path], Alertmanager]]:
+def start(tmp_path: Path, prometheus_tool: Tool) -> Iterator[Callable[[Path], Alertmanager]]:
     """Return what starts Alertmanager with a configuration, on a port that it chooses."""
     log = tmp_path / "alertmanager.log"
 
     def running(config: Path) -> Alertmanager:
-        command = [sibling("prometheus-alertmanager"), f"--config.file={config}", "--cluster.listen-address="]
+        command = [prometheus_tool("prometheus-alertmanager"), f"--config.file={config}", "--cluster.listen-address="]
         command += ["--web.listen-address=127.0.0.1:0", f"--storage.path={tmp_path / 'storage'}"]
         process = stack.enter_context(
             subprocess.Popen(command, stdout=stack.enter_context(log.open("wb")), stderr=subprocess.STDOUT)
@@ -176,9 +170,9 @@ def alertmanager(tmp_path: Path, messages: Messages, start: Callable[[Path], Ale
     return start(tmp_path / "example.yaml")
 
 
-def test_the_example_routes_each_alert_to_who_can_act(sibling: Tool) -> None:
+def test_the_example_routes_each_alert_to_who_can_act(prometheus_tool: Tool) -> None:
     """A hang that a restart would meet again pages who owns the code, all else critical infrastructure's people."""
-    amtool = sibling("amtool")
+    amtool = prometheus_tool("amtool")
     assert "3 receivers" in run(amtool, "check-config", EXAMPLE)
 
     def receiver(**labels: str) -> str:
@@ -340,11 +334,11 @@ def test_the_image_is_built_from_files_that_are_there() -> None:
         assert all((MONITORING / build["context"] / source).exists() for source in sources.split())
 
 
-def test_the_mounted_configurations_are_valid(containers: Path, promtool: str, sibling: Tool) -> None:
+def test_the_mounted_configurations_are_valid(containers: Path, promtool: str, prometheus_tool: Tool) -> None:
     """Each program accepts what its container is given, and loads all rules and templates."""
     rules = run(promtool, "check", "config", containers / "prometheus/etc/prometheus/prometheus.yml")
     assert all(f"/rules/{file.name}" in rules for file in RULES.iterdir())
-    told = run(sibling("amtool"), "check-config", containers / "alertmanager/etc/alertmanager/alertmanager.yml")
+    told = run(prometheus_tool("amtool"), "check-config", containers / "alertmanager/etc/alertmanager/alertmanager.yml")
     assert "2 templates" in told
     config = containers / "exporter" / SERVICES["exporter"]["command"][-1].lstrip("/")
     run(sys.executable, "-m", "fr_exporter", "check-config", config)

@@ -375,6 +375,20 @@ def test_discovered_jobs_follow_their_directories(tmp_path: Path, caplog: pytest
     assert warnings == [f"{tmp_path / 'jobs' / 'taken'} is not watched: there is another training job of that name"]
 
 
+def test_a_directory_that_was_never_seen_says_nothing_of_a_hang(tmp_path: Path) -> None:
+    """Whether there is one is unknown until its files were looked at; once they were, losing it changes nothing."""
+    bench = Bench(target(tmp_path / "dumps"))
+    assert (bench.state().watch_up, bench.state().hang) == (False, None)
+
+    (tmp_path / "dumps").mkdir()
+    bench.wait(1)
+    assert (bench.state().watch_up, bench.state().hang) == (True, False)
+
+    (tmp_path / "dumps").rmdir()
+    bench.wait(1)
+    assert (bench.state().watch_up, bench.state().hang) == (False, False)
+
+
 def test_a_directory_of_jobs_that_is_absent_is_shown(tmp_path: Path) -> None:
     """No job could tell that the directory above them cannot be watched; it has a state of its own until it can."""
     bench = Bench({"path": str(tmp_path / "jobs"), "discover": True})
