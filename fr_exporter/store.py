@@ -14,8 +14,8 @@ from fr_exporter.model import Scope
 class TargetState:
     """What is known of one target. `diagnosis` None: no dumps yet. `incident` is the open one, if any.
 
-    `hang` is the value of `fr_hang`: it precedes the incident while the set is partial. It is None before the files were
-    first seen: who restarts in the middle of an incident must not say that there is none.
+    `hang` is the value of `fr_hang`: it precedes the incident while the set is partial. It is None before the files
+    were first seen: who restarts in the middle of an incident must not say that there is none.
     """
 
     training_job: str
