@@ -5,44 +5,45 @@
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-packages=(prometheus prometheus-alertmanager)
-# Newer releases of Debian have it as a package of its own.
-maybe=(promtool)
 
 as_root=()
 if [[ $(id -u) -ne 0 ]]; then
     as_root=(sudo -n)
 fi
 
-# unpack SUITE FOLDER: with an apt of its own, that knows nothing of what is installed here.
-unpack() {
-    local suite=$1 folder=$PWD/.tools/$2 mirror
-    [[ ! -x $folder/usr/bin/prometheus ]] || return 0
+# unpack SUITE FOLDER: with an apt of its own, that knows nothing of what is installed here. All of it or nothing.
+unpack() (
+    set -e
+    suite=$1 folder=$PWD/.tools/$2
+    [[ ! -d $folder ]] || exit 0
     mirror=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' | awk '$1 == "Debian" { print $2; exit }')
-    [[ -n $mirror ]] || return 1
-    rm -rf "$folder" && mkdir -p "$folder/apt/lists/partial" "$folder/apt/archives/partial"
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$folder/apt/sources.list"
-    local apt=(apt-get -qq -o "Dir::Etc::sourcelist=$folder/apt/sources.list" -o Dir::Etc::sourceparts=-
-        -o "Dir::State=$folder/apt" -o "Dir::Cache=$folder/apt" -o Dir::State::status=/dev/null
-        -o APT::Sandbox::User=root)
+    [[ -n $mirror ]]
+    rm -rf "$folder.new" && mkdir -p "$folder.new/apt/lists/partial" "$folder.new/apt/archives/partial"
+    cd "$folder.new/apt"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >sources.list
+    apt=(apt-get -qq -o "Dir::Etc::sourcelist=$PWD/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State=$PWD"
+        -o "Dir::Cache=$PWD" -o Dir::State::status=/dev/null -o APT::Sandbox::User=root)
     "${apt[@]}" update
-    (
-        cd "$folder/apt"
-        "${apt[@]}" download "${packages[@]}"
-        "${apt[@]}" download "${maybe[@]}" 2>/dev/null || true
-        for package in *.deb; do dpkg -x "$package" "$folder"; done
-    )
-    rm -rf "$folder/apt"
-}
+    "${apt[@]}" download prometheus prometheus-alertmanager
+    # Newer releases of Debian have it as a package of its own.
+    "${apt[@]}" download promtool 2>/dev/null || true
+    for package in *.deb; do dpkg -x "$package" ..; done
+    cd ..
+    for program in prometheus promtool prometheus-alertmanager amtool; do [[ -x usr/bin/$program ]]; done
+    rm -rf apt
+    mv "$folder.new" "$folder"
+)
 
 if command -v apt-get >/dev/null; then
     # Tells where the mirror is.
     "${as_root[@]}" apt-get -qq update >&2 || true
-    unpack "$(. /etc/os-release && echo "$VERSION_CODENAME")" stable >&2 || true
-    unpack sid newest >&2 || true
+    # In a condition, `set -e` would not hold in the function.
+    set +e
+    unpack "$(. /etc/os-release && echo "$VERSION_CODENAME")" stable >&2
+    unpack sid newest >&2
 fi
 for folder in stable newest; do
-    if [[ ! -x .tools/$folder/usr/bin/promtool ]]; then
+    if [[ ! -d .tools/$folder ]]; then
         echo "no Prometheus in .tools/$folder: the tests that need it skip, or fail with CI=true" >&2
     fi
 done

@@ -11,9 +11,11 @@ _GROUP = f"{_JOB}, process_group, process_group_desc"
 # Dumps older than this concern nobody any more; the default of incidents.ttl in the exporter's configuration.
 _RECENT_S = 3600
 
+# A verdict that was scraped once counts this long after its exporter is gone.
+_MEMORY = "10m"
+
 RULE_VALUES = {
-    # A verdict that was scraped once counts this long after its exporter is gone.
-    "memory": "10m",
+    "memory": _MEMORY,
     "recent_s": str(_RECENT_S),
     # Dumps of one job further apart than this belong to different incidents: where each node has an exporter of its
     # own, only Prometheus sees them together.
@@ -36,8 +38,10 @@ RULE_VALUES = {
     "job": _JOB,
     "group": _GROUP,
     "group_rank": f"{_GROUP}, rank, rank_node",
-    "verdict": "incident, cause, attribution_state, suspects, suspect_nodes, process_group, process_group_desc, "
-    "operation, seq_id",
-    # Exporters whose newest dump is old. One whose dumps do not tell their time is not among them.
-    "old": f"(exporter:fr_rank_dump_timestamp_seconds:max <= time() - {_RECENT_S})",
+    # What an incident's verdict can change in.
+    "verdict": "cause, attribution_state, suspects, suspect_nodes, process_group, process_group_desc, operation, seq_id",
+    # Exporters whose newest dump is old. One whose dumps do not tell their time is not among them. Read from what was
+    # scraped: what another group of rules records may come a moment later.
+    "old": f"(max without (rank, rank_node) (last_over_time(fr_rank_dump_timestamp_seconds[{_MEMORY}])) "
+    f"<= time() - {_RECENT_S})",
 }
