@@ -7,7 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -120,26 +120,31 @@ def paging(
 
     `tool` returns the path of a program.
     """
+
+    def written(name: str, config: dict[str, Any]) -> Path:
+        file = directory / name
+        file.write_text(json.dumps(config))
+        return file
+
     with ExitStack() as stack:
-        pager, webhook = stack.enter_context(_webhook())
-        # Debian's own storage paths are outside of the test's directory.
-        command = [tool("prometheus-alertmanager"), "--cluster.listen-address=", "--storage.path=data"]
-        alertmanager = stack.enter_context(_running(command, routed_to(webhook), directory / "alertmanager"))
+        pager = Pager()
+        routes = written("alertmanager.yml", routed_to(stack.enter_context(webhook(pager.take))))
+        told = stack.enter_context(alertmanager(tool("prometheus-alertmanager"), routes, directory / "alertmanager"))
         config = {
             "global": {"scrape_interval": "2s", "evaluation_interval": evaluation_interval},
             "rule_files": [str(RULES / "*.yaml")],
-            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [told]}]}]},
             "scrape_configs": [{"job_name": "fr_exporter", "static_configs": [{"targets": [*exporters]}]}],
         }
         command = [tool("prometheus"), "--storage.tsdb.path=data"]
-        address = stack.enter_context(_running(command, config, directory / "prometheus"))
+        address = stack.enter_context(_running(command, written("prometheus.yml", config), directory / "prometheus"))
         prometheus = Prometheus(address)
         wait_until(lambda: "ready to receive web requests" in (directory / "prometheus" / "log").read_text())
         wait_until(lambda: sum(prometheus.values("up")) == len(exporters))
         yield Paging(prometheus, pager)
 
 
-def routed_to(webhook: str) -> dict[str, Any]:
+def routed_to(url: str) -> dict[str, Any]:
     """Return the example of an Alertmanager's configuration, made to tell a webhook all.
 
     Its routes, inhibitions and messages stay. Its receivers post to the webhook what they would post elsewhere, and
@@ -148,11 +153,11 @@ def routed_to(webhook: str) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(ALERTMANAGER_EXAMPLE.read_text(encoding="utf-8"))
     config["templates"] = [str(TEMPLATE)]
     for receiver in config["receivers"]:
-        receiver["webhook_configs"] = [{"url": webhook + ACCOUNT, "send_resolved": True}]
+        receiver["webhook_configs"] = [{"url": url + ACCOUNT, "send_resolved": True}]
         for integration, (secret, instead) in _SECRETS.items():
             for one in receiver.get(integration, ()):
                 del one[secret]
-                one.update({key: value.format(webhook=webhook) for key, value in instead.items()})
+                one.update({key: value.format(webhook=url) for key, value in instead.items()})
     routes = [config["route"]]
     while routes:
         route = routes.pop()
@@ -162,41 +167,46 @@ def routed_to(webhook: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _webhook() -> Iterator[tuple[Pager, str]]:
-    """Listen for notifications; yield what keeps them, and the URL."""
-    pager = Pager()
+def webhook(take: Callable[[str, dict[str, Any]], None]) -> Iterator[str]:
+    """Listen on loopback and pass on what is posted, with its path; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            pager.take(self.path, json.loads(body))
+            take(self.path, json.loads(body))
             self.send_response(200)
             self.end_headers()
+            self.wfile.write(b"ok")
 
         def log_message(self, *_: object) -> None:
             """Write nothing to standard error."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield pager, f"http://127.0.0.1:{server.server_port}"
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join()
 
 
+def alertmanager(program: str, config: Path, directory: Path) -> AbstractContextManager[str]:
+    """Run Alertmanager in a new directory; give its address."""
+    # Debian's own storage paths are outside of the test's directory.
+    return _running([program, "--cluster.listen-address=", "--storage.path=data"], config, directory)
+
+
 @contextmanager
-def _running(command: list[str], config: dict[str, Any], directory: Path) -> Iterator[str]:
+def _running(command: list[str], config: Path, directory: Path) -> Iterator[str]:
     """Run a server of the Prometheus project in a new directory, on a port that it chooses; yield its address."""
     directory.mkdir()
-    (directory / "config.yml").write_text(json.dumps(config))
     log = directory / "log"
 
     def listens() -> re.Match[str] | None:
         return re.search(r'"Listening on".* address=(\S+)', log.read_text())
 
-    options = [f"--config.file={directory / 'config.yml'}", "--web.listen-address=127.0.0.1:0"]
+    options = [f"--config.file={config}", "--web.listen-address=127.0.0.1:0"]
     with (
         log.open("wb") as stream,
         subprocess.Popen([*command, *options], cwd=directory, stdout=stream, stderr=stream) as process,

@@ -8,18 +8,18 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 import yaml
 
+from tests.e2e import paging
 from tests.e2e.exporter import wait_until
+from tests.e2e.paging import webhook
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "dashboards" / "rules"
@@ -105,56 +105,20 @@ class Messages:
 
 
 @pytest.fixture
-def start(tmp_path: Path, prometheus_tool: Tool) -> Iterator[Callable[[Path], Alertmanager]]:
-    """Return what starts Alertmanager with a configuration, on a port that it chooses."""
-    log = tmp_path / "alertmanager.log"
-
-    def running(config: Path) -> Alertmanager:
-        command = [prometheus_tool("prometheus-alertmanager"), f"--config.file={config}", "--cluster.listen-address="]
-        command += ["--web.listen-address=127.0.0.1:0", f"--storage.path={tmp_path / 'storage'}"]
-        process = stack.enter_context(
-            subprocess.Popen(command, stdout=stack.enter_context(log.open("wb")), stderr=subprocess.STDOUT)
-        )
-        stack.callback(process.kill)
-        wait_until(lambda: process.poll() is not None or listening())
-        match = listening()
-        assert match is not None, log.read_text()
-        return Alertmanager(match[1])
-
-    def listening() -> re.Match[str] | None:
-        return re.search(r'"Listening on".* address=(\S+)', log.read_text())
-
-    with ExitStack() as stack:
-        yield running
-
-
-@pytest.fixture
 def messages() -> Iterator[Messages]:
     """Listen on loopback, as PagerDuty and Slack do elsewhere."""
     kept = Messages()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            (kept.pages if "routing_key" in message else kept.chats).append(message)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"ok")
+    def take(_: str, message: dict[str, Any]) -> None:
+        (kept.pages if "routing_key" in message else kept.chats).append(message)
 
-        def log_message(self, *_: object) -> None:
-            """Write nothing to standard error."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        kept.url = f"http://127.0.0.1:{server.server_port}/"
-        thread = Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    with webhook(take) as url:
+        kept.url = f"{url}/"
         yield kept
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
-def alertmanager(tmp_path: Path, messages: Messages, start: Callable[[Path], Alertmanager]) -> Alertmanager:
+def alertmanager(tmp_path: Path, messages: Messages, prometheus_tool: Tool) -> Iterator[Alertmanager]:
     """Return an Alertmanager that runs the example with short waits; its secrets lead to the messages kept here."""
     secrets = {
         "infrastructure-routing-key": INFRASTRUCTURE,
@@ -165,9 +129,11 @@ def alertmanager(tmp_path: Path, messages: Messages, start: Callable[[Path], Ale
         (tmp_path / name).write_text(secret)
     text = EXAMPLE.read_text().replace("/etc/alertmanager/secrets", str(tmp_path))
     text = re.sub(r"(group_wait|group_interval): .*", r"\1: 300ms", text)
-    (tmp_path / "example.yaml").write_text(f"{text}\nglobal:\n  pagerduty_url: {messages.url}\n")
+    config = tmp_path / "example.yaml"
+    config.write_text(f"{text}\nglobal:\n  pagerduty_url: {messages.url}\n")
     (tmp_path / "alertmanager.tmpl").symlink_to(EXAMPLE.with_name("alertmanager.tmpl"))
-    return start(tmp_path / "example.yaml")
+    with paging.alertmanager(prometheus_tool("prometheus-alertmanager"), config, tmp_path / "running") as address:
+        yield Alertmanager(address)
 
 
 def test_the_example_routes_each_alert_to_who_can_act(prometheus_tool: Tool) -> None:
@@ -377,7 +343,7 @@ def test_the_services_route_as_the_example_does() -> None:
 
 
 @pytest.mark.e2e
-def test_the_pager_prints_the_page(containers: Path, start: Callable[[Path], Alertmanager]) -> None:
+def test_the_pager_prints_the_page(containers: Path, tmp_path: Path, prometheus_tool: Tool) -> None:
     """The mounted configurations bring the message, with a link to the Grafana beside it, to the pager's log."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = str(free.getsockname()[1])
@@ -387,9 +353,14 @@ def test_the_pager_prints_the_page(containers: Path, start: Callable[[Path], Ale
     log = containers / "pager.log"
     last_line = "\nDashboard: http://127.0.0.1:3000/d/fr-incident/?var-training_job=llm-7b\n"
     command = [sys.executable, "-u", str(MONITORING / "pager.py"), port]
-    with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
+    program = prometheus_tool("prometheus-alertmanager")
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(command, stdout=stream, stderr=stream) as process,
+        paging.alertmanager(program, config, tmp_path / "running") as address,
+    ):
         try:
-            start(config).tell(HANG)
+            Alertmanager(address).tell(HANG)
             wait_until(lambda: last_line in log.read_text())
         finally:
             process.kill()
