@@ -92,7 +92,8 @@ def _verdict() -> list[Panel]:
         ),
         stat(
             "Cause",
-            "What the dumps show of the suspects. The runbook says what each cause means and where to look.",
+            "What the dumps show of the suspects in the hung call; where faults differ, each has its own below. The"
+            " runbook says what each cause means and where to look.",
             _known(LATEST, "cause"),
             label="cause",
             width=5,

@@ -202,8 +202,9 @@ def _by_cause() -> Panel:
 def _lagging_groups() -> Panel:
     return table(
         "Process groups that lag",
-        "Calls by which the last rank of a group is behind its first, over all exporters. For jobs whose exporters each"
-        " see one node only, this and the next table show what no exporter sees alone. Collectives only.",
+        "Calls by which the last rank of a group is behind its first, over all exporters. Ranks dump at slightly"
+        " different moments, so that a few calls are normal. For jobs whose exporters each see one node only, this and"
+        " the next table show what no exporter sees alone. Collectives only.",
         [
             f"topk(50, max by ({GROUP}) ({lag}{{{SELECTED}}}) and on ({JOB}) {HUNG})"
             for lag in (

@@ -39,7 +39,8 @@ RULE_VALUES = {
     "group": _GROUP,
     "group_rank": f"{_GROUP}, rank, rank_node",
     # What an incident's verdict can change in.
-    "verdict": "cause, attribution_state, suspects, suspect_nodes, process_group, process_group_desc, operation, seq_id",
+    "verdict": "cause, attribution_state, suspects, suspect_nodes, process_group, process_group_desc, "
+    "operation, seq_id",
     # Exporters whose newest dump is old. One whose dumps do not tell their time is not among them. Read from what was
     # scraped: what another group of rules records may come a moment later.
     "old": f"(max without (rank, rank_node) (last_over_time(fr_rank_dump_timestamp_seconds[{_MEMORY}])) "
