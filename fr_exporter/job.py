@@ -26,7 +26,7 @@ from fr_exporter.metrics.telemetry import Telemetry
 from fr_exporter.model import DumpFile, RankDump, UnreadableFile
 from fr_exporter.pipeline import Pipeline, collector_paused, list_dumps, stat_dump
 from fr_exporter.store import Store, TargetState
-from fr_exporter.topology import make_node_of
+from fr_exporter.topology import locate_suspects, make_node_of
 from fr_exporter.watch import Watcher
 
 log = logging.getLogger(__name__)
@@ -229,6 +229,8 @@ class Job:
         self._last_analysis_ns = self._shared.wall_ns()
         has_files = present.dumps or present.unreadable
         self._diagnosis = self._pipeline.analyse(present, self._last_analysis_ns) if has_files else None
+        if self._diagnosis is not None and self.options.hosts is not None:
+            self._diagnosis = locate_suspects(self._diagnosis, self.options.hosts)
         self._pending_ranks = set(self._diagnosis.pending_ranks if self._diagnosis is not None else ())
         self._conclude(now)
 

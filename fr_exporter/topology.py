@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fr_exporter.config import Topology
+from fr_exporter.diagnosis import Diagnosis
 from fr_exporter.errors import ConfigError
 
 _HOST_LINE = re.compile(r"(\S+)(?:\s+slots\s*=\s*([1-9][0-9]{0,5}))?")
@@ -49,3 +51,12 @@ def make_node_of(topology: Topology, hosts: Sequence[str] | None) -> Callable[[i
         return topology.node
 
     return node_of
+
+
+def locate_suspects(diagnosis: Diagnosis, hosts: Sequence[str]) -> Diagnosis:
+    """Return the diagnosis with the node, by `hosts`, of each suspect without one: it left no dump that could tell."""
+    suspects = tuple(
+        replace(suspect, node=hosts[suspect.rank]) if suspect.node is None and suspect.rank < len(hosts) else suspect
+        for suspect in diagnosis.suspects
+    )
+    return replace(diagnosis, suspects=suspects)

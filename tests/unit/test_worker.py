@@ -41,13 +41,13 @@ class Clock:
 class Bench:
     """A worker on a bench: time passes in steps of a poll interval."""
 
-    def __init__(self, *targets: dict[str, Any], **options: str) -> None:
+    def __init__(self, *targets: dict[str, Any], hosts: tuple[str, ...] | None = None, **options: str) -> None:
         self.clock = Clock()
         self.store = Store(history=10)
         self.registry = CollectorRegistry()
         self.worker = Worker(
             config(*targets, **options),
-            None,
+            hosts,
             self.store,
             Telemetry(self.registry),
             clock=lambda: self.clock.seconds,
@@ -373,6 +373,17 @@ def test_discovered_jobs_follow_their_directories(tmp_path: Path, caplog: pytest
     assert [incident.closed_at_ns is not None for incident in bench.store.snapshot().incidents] == [True]
     warnings = [record.getMessage() for record in caplog.records if "hang: " not in record.getMessage()]
     assert warnings == [f"{tmp_path / 'jobs' / 'taken'} is not watched: there is another training job of that name"]
+
+
+def test_a_suspect_without_a_dump_is_on_the_node_that_the_hosts_file_names(tmp_path: Path) -> None:
+    """A lost node leaves nothing that names it, and it is what the page must name; a rank beyond the file is nowhere."""
+    for hosts, node in ((("n0", "n0", "n1", "n1"), "n1"), (("n0", "n0", "n1"), None)):
+        bench = Bench(target(tmp_path), hosts=hosts, grace="5s")
+        job = Job(4)
+        job.collective(job.world, by=job.world.without(3))
+        bench.write(tmp_path, job, 0, 1, 2)
+        bench.wait(10)
+        assert [(suspect.rank, suspect.node) for suspect in bench.diagnosis().suspects] == [(3, node)]
 
 
 def test_a_directory_that_was_never_seen_says_nothing_of_a_hang(tmp_path: Path) -> None:
