@@ -67,14 +67,6 @@ EMPTY = {
 
 
 @pytest.fixture
-def dumps(tmp_path: Path) -> Path:
-    """Return an empty directory of dumps."""
-    directory = tmp_path / "dumps"
-    directory.mkdir()
-    return directory
-
-
-@pytest.fixture
 def page(tmp_path: Path, prometheus_tool: Tool) -> Page:
     """Return what runs Prometheus, Alertmanager and a webhook for exporters at the given addresses."""
 

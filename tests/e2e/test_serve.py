@@ -35,14 +35,6 @@ def watching(path: Path, **options: str) -> Config:
 
 
 @pytest.fixture
-def dumps(tmp_path: Path) -> Path:
-    """Return an empty directory of dumps."""
-    directory = tmp_path / "dumps"
-    directory.mkdir()
-    return directory
-
-
-@pytest.fixture
 def gpu_error(shared_dumps: Path) -> Path:
     """Return the real set of 16 ranks whose ranks 12 and 14 lost their GPU."""
     return shared_dumps / "nvrx" / "gpu_error_1st"

@@ -376,7 +376,7 @@ def test_discovered_jobs_follow_their_directories(tmp_path: Path, caplog: pytest
 
 
 def test_a_suspect_without_a_dump_is_on_the_node_that_the_hosts_file_names(tmp_path: Path) -> None:
-    """A lost node leaves nothing that names it, and it is what the page must name; a rank beyond the file is nowhere."""
+    """A lost node leaves nothing that names it, and the page must name it; a rank beyond the file is nowhere."""
     for hosts, node in ((("n0", "n0", "n1", "n1"), "n1"), (("n0", "n0", "n1"), None)):
         bench = Bench(target(tmp_path), hosts=hosts, grace="5s")
         job = Job(4)
