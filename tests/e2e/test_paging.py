@@ -272,6 +272,8 @@ def test_every_query_answers_during_a_hang(tmp_path: Path, dumps: Path, page: Pa
     with serving(tmp_path, watching(dumps)) as exporter, page(exporter.address) as path:
         drill(dumps)
         wait_until(lambda: path.pager.of("FRHang"))
+        # The last rule of the lag view, which may be an evaluation later than the page.
+        wait_until(lambda: path.prometheus.values("process_group_rank:fr_rank_last_enqueued_seq_id:laggard"))
         chosen = {"training_job": JOB, "instance": exporter.address}
         shown = [replace(query, expr=Template(query.expr).substitute(GRAFANA | chosen)) for query in panel_queries()]
         queries = [*shown, *rule_queries()]
