@@ -25,7 +25,7 @@ from dashboards.source.panels import (
 
 AT = 'instance=~"$instance"'
 OF_JOBS = 'training_job=~"$training_job"'
-UP = f"(up{{{AT}}} and on ({queries.EXPORTER}) max_over_time(fr_exporter_build_info{{{AT}}}[{queries.KNOWN}]))"
+UP = queries.exporters(AT)
 # Other processes have metrics of these names too.
 OF_EXPORTERS = f"and on ({queries.EXPORTER}) fr_exporter_build_info"
 

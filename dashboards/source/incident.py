@@ -375,11 +375,7 @@ def _lag_of_groups() -> Panel:
         "Process groups that lag",
         "While the job hangs: calls by which the last rank of a group is behind its first, over all exporters; at most"
         " 50 groups. Ranks dump at slightly different moments, so that a few calls are normal. Collectives only.",
-        [
-            f"topk(50, max by ({GROUP}) (process_group:fr_rank_last_{counter}_seq_id:lag{{{SELECTED}}})"
-            f" and on ({JOB}) {queries.hung_jobs(SELECTED)})"
-            for counter in ("enqueued", "completed")
-        ],
+        queries.group_lags(SELECTED),
         [
             Column("process_group", "Group", 70),
             Column("process_group_desc", "Group description"),

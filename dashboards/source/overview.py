@@ -24,7 +24,7 @@ from dashboards.source.panels import (
     training_job,
     value_texts,
 )
-from dashboards.source.queries import EXPORTER, GROUP, JOB, KNOWN, hung_jobs, open_incidents, present
+from dashboards.source.queries import GROUP, JOB, hung_jobs, open_incidents, present
 
 SELECTED = 'training_job=~"$training_job"'
 HUNG = hung_jobs(SELECTED)
@@ -51,7 +51,6 @@ def dashboard() -> Dashboard:
 
 
 def _numbers() -> list[Panel]:
-    exporters_down = f"up == 0 and on ({EXPORTER}) max_over_time(fr_exporter_build_info[{KNOWN}])"
     return [
         stat(
             "Jobs hung",
@@ -96,7 +95,7 @@ def _numbers() -> list[Panel]:
         stat(
             "Exporters down",
             "Exporters that answered within the last day and do not now. They are blind to hangs.",
-            f"count({exporters_down}) or vector(0)",
+            f"count({queries.exporters()} == 0) or vector(0)",
             width=3,
             steps=((None, GREEN), (1, ORANGE)),
         ),
@@ -205,13 +204,7 @@ def _lagging_groups() -> Panel:
         "Calls by which the last rank of a group is behind its first, over all exporters. Ranks dump at slightly"
         " different moments, so that a few calls are normal. For jobs whose exporters each see one node only, this and"
         " the next table show what no exporter sees alone. Collectives only.",
-        [
-            f"topk(50, max by ({GROUP}) ({lag}{{{SELECTED}}}) and on ({JOB}) {HUNG})"
-            for lag in (
-                "process_group:fr_rank_last_enqueued_seq_id:lag",
-                "process_group:fr_rank_last_completed_seq_id:lag",
-            )
-        ],
+        queries.group_lags(SELECTED),
         [
             Column("training_job", "Job", 150, link=JOB_LINK),
             Column("process_group", "Group", 70),

@@ -49,7 +49,22 @@ def last_shown(metric: str, jobs: str) -> str:
 
 
 def _series(metric: str, *matchers: str) -> str:
-    return f"{metric}{{{', '.join(matchers)}}}"
+    return f"{metric}{{{', '.join(matchers)}}}" if matchers else metric
+
+
+def exporters(*matchers: str) -> str:
+    """Return PromQL for `up` of the exporters that answered within the last day."""
+    known = f"max_over_time({_series('fr_exporter_build_info', *matchers)}[{KNOWN}])"
+    return f"({_series('up', *matchers)} and on ({EXPORTER}) {known})"
+
+
+def group_lags(jobs: str) -> list[str]:
+    """Return PromQL for the calls by which groups of jobs that hang lag: those not issued, and those not completed."""
+    return [
+        f"topk(50, max by ({GROUP}) (process_group:fr_rank_last_{counter}_seq_id:lag{{{jobs}}})"
+        f" and on ({JOB}) {hung_jobs(jobs)})"
+        for counter in ("enqueued", "completed")
+    ]
 
 
 def open_incidents(*matchers: str) -> str:

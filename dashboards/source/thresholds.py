@@ -30,6 +30,8 @@ RULE_VALUES = {
     # An exporter that was up within this time is missed when it is not.
     "known": "1d",
     "analysis_failure_window": "15m",
+    # An exporter that could not be scraped for less than this is known to have failed before.
+    "analysis_failure_memory": "1h",
     # Half-written files fail to parse and are read again, so some failures are normal.
     "stage_failure_ratio": "0.5",
     "stage_failure_window": "5m",

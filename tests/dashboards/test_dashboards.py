@@ -48,13 +48,6 @@ def test_identity(name: str, board: dict[str, Any]) -> None:
     assert board["refresh"] in ("10s", "30s")
 
 
-def test_every_metric_is_known(board: dict[str, Any]) -> None:
-    """Panels, variables and annotations read metrics of the catalogue, recording rules, and `up`."""
-    for expr in _expressions(board):
-        assert metric_names(expr), expr
-        assert metric_names(expr) <= _known_metrics(), expr
-
-
 def test_the_data_source_is_a_choice(board: dict[str, Any]) -> None:
     """Every panel, query, variable and annotation asks the data source that the user chose."""
     first, *others = board["templating"]["list"]
@@ -170,16 +163,6 @@ def _recording_rules() -> Iterator[dict[str, str]]:
     for path in ("rules/recording.yaml", "rules/alerts.yaml"):
         for group in yaml.safe_load((FOLDER / path).read_text(encoding="utf-8"))["groups"]:
             yield from (rule for rule in group["rules"] if "record" in rule)
-
-
-def _known_metrics() -> set[str]:
-    of_histograms = {
-        f"{name}_{part}"
-        for name, spec in CATALOG.items()
-        if spec.type == "histogram"
-        for part in ("bucket", "sum", "count")
-    }
-    return {"up", *CATALOG, *of_histograms, *(rule["record"] for rule in _recording_rules())}
 
 
 def _arguments(expr: str, aggregation: str) -> Iterator[str]:
