@@ -22,9 +22,16 @@ Outcome = RankDump | UnreadableFile
 _HEADSTART_S = 1.0
 
 
+# By how much the times in two records of one dump may differ, as clocks are compared in steps.
+_RECORD_SLACK_NS = 60 * 10**9
+
+
 @dataclass(frozen=True, slots=True)
 class DumpSetSettings:
-    """What is fixed for one target. `world_size` None: take it from the dumps' groups."""
+    """What is fixed for one target. `world_size` None: take it from the dumps' groups.
+
+    `by_node` tells that each file was brought by the node it names: of two nodes that claim a rank one must be wrong.
+    """
 
     training_job: str
     source: str
@@ -32,6 +39,7 @@ class DumpSetSettings:
     world_size: int | None
     window_s: float
     grace_s: float
+    by_node: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +200,16 @@ class DumpSetTracker:
     def _make_view(self) -> _View:
         settings = self._settings
         entries = self._present.values()
-        dumps, warnings = _usable([entry.reading for entry in entries if entry.reading], settings.window_s)
+        readings = [entry.reading for entry in entries if entry.reading]
+        claimed = _claimed_by_several(_timely(readings, settings.window_s)) if settings.by_node else {}
+        usable = [reading for reading in readings if reading.file.rank not in claimed]
+        dumps, warnings = _usable(usable, settings.window_s)
+        if claimed:
+            warnings.append(
+                f"Not used: {_few(claimed)}, of which nodes have different dumps: see the unreadable files."
+            )
         broken = [entry for entry in entries if entry.error]
-        broken_ranks = {entry.file.rank for entry in broken}
+        broken_ranks = {entry.file.rank for entry in broken} | claimed.keys()
         ranks_with_files = {entry.file.rank for entry in (*entries, *self._earlier.values())}
         world = _world(dumps, settings.world_size)
         # Ranks outside the world were of an attempt with more of them: nobody should wait for those.
@@ -210,7 +225,11 @@ class DumpSetTracker:
             world_size=settings.world_size,
             stale=frozenset(ranks_with_files - dumps.keys() - broken_ranks),
             seen_ranks=frozenset(seen),
-            unreadable=tuple(entry.error for entry in sorted(broken, key=lambda entry: entry.file.path) if entry.error),
+            disputed=frozenset(claimed),
+            unreadable=(
+                *(entry.error for entry in sorted(broken, key=lambda entry: entry.file.path) if entry.error),
+                *claimed.values(),
+            ),
             warnings=tuple(warnings),
         )
         # Where nothing tells whom to expect, only the grace tells when to stop waiting.
@@ -228,7 +247,8 @@ def final_set(files: Sequence[tuple[DumpFile, Outcome]], settings: DumpSetSettin
 def _shows_newer_calls(new: RankDump, old: RankDump) -> bool:
     """Tell whether a rank issued calls between two of its dumps, by whatever both of them tell."""
     before = _progress(old)
-    return any(after > before[what] for what, after in _progress(new).items() if what in before)
+    slack = {} if new.accounts is None else {"newest call": _RECORD_SLACK_NS}
+    return any(after > before[what] + slack.get(what, 0) for what, after in _progress(new).items() if what in before)
 
 
 def _progress(dump: RankDump) -> dict[str, int]:
@@ -244,6 +264,8 @@ def _progress(dump: RankDump) -> dict[str, int]:
 
 def _with_frames(new: RankDump, old: RankDump) -> RankDump:
     """Give the calls that come without frames those an earlier dump had: a second attempt is written without."""
+    if new.accounts is not None:  # where the record was made this was done
+        return new
     frames = {_identity(operation): operation.frames for operation in old.operations if operation.frames}
     if not frames:
         return new
@@ -308,6 +330,25 @@ def _timely(readings: list[_Reading], window_s: float) -> list[_Reading]:
     timeout_ms = max((reading.longest_timeout_ms for reading in readings), default=0)
     earliest = newest - int(window_s * 1e9) - timeout_ms * 1_000_000
     return [reading for reading in readings if reading.newest_ns is None or reading.newest_ns >= earliest]
+
+
+def _claimed_by_several(readings: list[_Reading]) -> dict[int, UnreadableFile]:
+    """Return the ranks of which several nodes have dumps that differ, and what stands for those dumps.
+
+    Nobody can know which is right. The same dump twice is no dispute: its node may have changed its name.
+    """
+    by_rank: dict[int, list[_Reading]] = defaultdict(list)
+    for reading in readings:
+        by_rank[reading.file.rank].append(reading)
+    claimed = {}
+    for rank, claims in sorted(by_rank.items()):
+        if any(_progress(claim.dump) != _progress(claims[0].dump) for claim in claims[1:]):
+            nodes = sorted({claim.file.node or "?" for claim in claims})
+            error = (
+                f"refused: nodes {' and '.join(nodes)} have different dumps of rank {rank}; let one of them publish it"
+            )
+            claimed[rank] = UnreadableFile(min(claim.file.path for claim in claims), rank, error, "rejected")
+    return claimed
 
 
 def _newest_of_each_rank(readings: list[_Reading]) -> tuple[dict[int, _Reading], list[tuple[_Reading, _Reading]]]:

@@ -44,6 +44,11 @@ class ProcessGroup:
             digest = "" if ranks is None else members_digest(ranks)
         return cls(key=f"{name}#{digest}", name=name, desc=desc, ranks=ranks)
 
+    @property
+    def digest(self) -> str:
+        """What stands for its member list; empty where that is unknown."""
+        return self.key.rpartition("#")[2]
+
 
 class Frame(msgspec.Struct, frozen=True):
     """One stack frame of the Python code that issued a call, as the recorder wrote it."""
@@ -104,8 +109,8 @@ class Outline(NamedTuple):
 class Rows(Protocol):
     """The recorded calls of one rank as the parser keeps them."""
 
-    def operation(self, index: int) -> Operation:
-        """Return the call at an index."""
+    def operations(self, indices: Iterable[int]) -> Iterator[Operation]:
+        """Return the calls at some indices."""
 
     def outlines(self, indices: Iterable[int]) -> list[Outline]:
         """Return the outlines of the calls at some indices, much faster than the calls themselves."""
@@ -148,6 +153,11 @@ _TIMEOUT_MS = attrgetter("timeout_ms")
 _TIMES = (attrgetter("issued_ns"), attrgetter("started_ns"), attrgetter("completed_ns"))
 
 
+def whole_history(rows: Sequence[Any]) -> int | None:
+    """Return 0 where the record IDs of rows in issue order show that none is left out, else None."""
+    return 0 if rows and rows[-1].record_id - rows[0].record_id + 1 == len(rows) else None
+
+
 class Column(NamedTuple):
     """The calls of one group: their indices in the order they were issued, and their collective sequence IDs."""
 
@@ -173,11 +183,14 @@ class Calls(Sequence[Operation]):
 
     A job leaves hundreds of thousands of calls, of which a few are looked at. So they are held by group for what is
     asked of every call, and an `Operation` is built when it is asked for.
+
+    `history` is the index from which on no call is left out; None where some may be, as completed ones are.
     """
 
     by_group: Mapping[str, Column]
     kinds: Sequence[Kind]
     extremes: Extremes
+    history: int | None
     rows: Rows = field(repr=False)
 
     @classmethod
@@ -187,6 +200,7 @@ class Calls(Sequence[Operation]):
             by_group=columns([call.group for call in operations], [call.collective_seq_id for call in operations]),
             kinds=[call.kind for call in operations],
             extremes=Extremes.of(operations),
+            history=whole_history(operations),
             rows=_Ready(tuple(operations)),
         )
 
@@ -201,10 +215,12 @@ class Calls(Sequence[Operation]):
 
     def __getitem__(self, index: int | slice) -> Operation | Sequence[Operation]:
         chosen = range(len(self.kinds))[index]
-        return self.rows.operation(chosen) if isinstance(chosen, int) else list(map(self.rows.operation, chosen))
+        if isinstance(chosen, int):
+            return next(self.rows.operations((chosen,)))
+        return list(self.rows.operations(chosen))
 
     def __iter__(self) -> Iterator[Operation]:
-        return map(self.rows.operation, range(len(self.kinds)))
+        return self.rows.operations(range(len(self.kinds)))
 
     def outlines(self, key: str | None = None) -> list[Outline]:
         """Return the outlines of the calls of a group, or of all calls, in the order they were issued."""
@@ -216,14 +232,11 @@ class Calls(Sequence[Operation]):
     def above(self, key: str, seq_id: int) -> list[int]:
         """Return the indices of the calls of a group after this collective sequence ID."""
         column = self.by_group.get(key)
-        if column is None or max(column.collective_seq_ids) <= seq_id:
-            return []
-        return [index for index, own in zip(*column, strict=True) if own > seq_id]
+        return [] if column is None else [index for index, own in zip(*column, strict=True) if own > seq_id]
 
     def hold_all(self) -> bool:
         """Tell whether no call is left out between the first and the last, as completed ones may be."""
-        last = self.extremes.last_record_id
-        return last is not None and last - self[0].record_id + 1 == len(self)
+        return self.history == 0
 
     def p2p_groups(self) -> set[str]:
         """Return the keys of the groups with a send or recv among these calls."""
@@ -247,16 +260,14 @@ class Calls(Sequence[Operation]):
 class _Ready:
     """Rows that are operations already."""
 
-    operations: tuple[Operation, ...]
+    ready: tuple[Operation, ...]
 
-    def operation(self, index: int) -> Operation:
-        return self.operations[index]
+    def operations(self, indices: Iterable[int]) -> Iterator[Operation]:
+        return map(self.ready.__getitem__, indices)
 
     def outlines(self, indices: Iterable[int]) -> list[Outline]:
-        return [
-            Outline(index, *(getattr(self.operations[index], name) for name in Outline._fields[1:]))
-            for index in indices
-        ]
+        names = Outline._fields[1:]
+        return [Outline(index, *(getattr(self.ready[index], name) for name in names)) for index in indices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +282,59 @@ class GroupProgress:
     last_enqueued: int | None
     last_started: int | None
     last_completed: int | None
+
+
+# The source and the destination of a send or recv, group ranks.
+Pair = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One rank in one group, counted in collective sequence IDs; 0 stands for none yet.
+
+    `last_completed` is the last collective up to which all are known to be done. `first_open` is the oldest open one,
+    None where none is open. `counters` are those of the dump, as written; `mixed` tells that some rank uses the group
+    for send/recv, so that they do not compare. `open_operations` counts both kinds. `newest_recorded` is the newest
+    collective that the ring tells of, None where it holds no call of the group. `pairs_done` is how many sends and
+    recvs are done, by (source, destination) in group ranks; None where the dump does not tell. `hides_transfers` tells
+    that the counter shows open sends or recvs that the ring has lost.
+    """
+
+    group: ProcessGroup
+    last_enqueued: int
+    last_completed: int
+    first_open: int | None
+    open_operations: int
+    counters: GroupProgress | None
+    newest_recorded: int | None
+    mixed: bool = False
+    pairs_done: Mapping[Pair, int] | None = None
+    hides_transfers: bool = False
+
+    @property
+    def position(self) -> int:
+        """How far the rank got, in half calls: 2n: its first open call is n; 2n + 1: its last, n, is done."""
+        return 2 * self.first_open if self.first_open is not None else 2 * self.last_enqueued + 1
+
+
+class Reading(NamedTuple):
+    """Where a rank stands in a group, and its open calls there in issue order."""
+
+    standing: Standing
+    open_calls: Sequence[Operation]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One rank in one group, told from all that its ring held: by its counter (None without one), and by its calls.
+
+    Which of the two is right only the dumps of all ranks tell: a counter says nothing where any rank uses the group for
+    send/recv. `has_transfers` tells whether this rank does.
+    """
+
+    by_counter: Reading | None
+    by_signs: Reading
+    has_transfers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +354,8 @@ class RankDump:
 
     `operations` are in the order the rank issued them (`record_id`). `dump_time_ns` is the file's mtime.
     `health` maps a device (`gpu`, `nic`) to its status word. `has_counters` is False where the writer keeps no
-    `pg_status` at all (before torch 2.5, torchcomms).
+    `pg_status` at all (before torch 2.5, torchcomms). `accounts` are given, by group key, where `operations` are fewer
+    than the ring held: then they tell what is open, and not the calls.
     """
 
     rank: int
@@ -305,11 +370,15 @@ class RankDump:
     dump_time_ns: int | None
     has_counters: bool = True
     warnings: tuple[str, ...] = ()
+    accounts: Mapping[str, Account] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFile:
-    """A file that gave no dump, and why, in one line. `result` is `partial`, `rejected` or `unreadable`."""
+    """A file that gave no dump, and why, in one line. `result` is `partial`, `rejected` or `unreadable`.
+
+    `rank` is None where nothing tells whose dump it holds: it may be that of any rank without one.
+    """
 
     file: str
     rank: int | None
@@ -318,12 +387,29 @@ class UnreadableFile:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRecords:
+    """What one node tells of its ranks: their dumps, and the files that gave none.
+
+    `attempt` counts the starts of the job. `clock_offset_ns` is what was added to the node's times, as its clock and
+    that of the store differ.
+    """
+
+    training_job: str
+    attempt: int
+    node: str
+    dumps: tuple[RankDump, ...]
+    unreadable: tuple[UnreadableFile, ...] = ()
+    clock_offset_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DumpSet:
     """The dumps of one incident, and what is known of the ranks without one.
 
     `dumps` maps rank to its usable dump. `world_size` None means: take it from the dumps' groups.
     `pending` ranks may still write; `stale` ones left only files of an earlier time. Every other expected rank without
-    a dump is missing. `seen_ranks` are ranks that ever dumped here; with scope `node` all others are remote.
+    a dump is missing. `seen_ranks` are ranks that ever dumped here; with scope `node` all others are remote. Of
+    `disputed` ranks there are dumps that contradict each other.
     """
 
     training_job: str
@@ -334,5 +420,6 @@ class DumpSet:
     partial: bool = False
     stale: frozenset[int] = frozenset()
     seen_ranks: frozenset[int] = frozenset()
+    disputed: frozenset[int] = frozenset()
     unreadable: tuple[UnreadableFile, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -9,18 +9,20 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Literal, Protocol, TypeVar
 
 from fr_exporter.analysis import diagnose
 from fr_exporter.config import DEFAULT_PATTERN
 from fr_exporter.diagnosis import Diagnosis
 from fr_exporter.dumpset import Outcome
-from fr_exporter.errors import DumpError, MalformedDump, PartialDump, UsageError
+from fr_exporter.errors import DumpError, MalformedDump, PartialDump, RejectedDump, UsageError
 from fr_exporter.filenames import WELL_KNOWN_PREFIXES, Matcher
-from fr_exporter.model import DumpFile, DumpSet, RankDump, UnreadableFile
+from fr_exporter.model import DumpFile, DumpSet, NodeRecords, RankDump, UnreadableFile
 from fr_exporter.parsing import DumpReader
 
 Stage = Literal["read", "parse", "analyse"]
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,30 @@ class StageObserver(Protocol):
 
     def file_read(self, result: str, size: int) -> None:
         """Count one file; `result` is `parsed`, `partial`, `rejected` or `unreadable`, `size` is in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An object of records: its address, whose its name says it is, and when it was written, by the store's clock."""
+
+    url: str
+    training_job: str
+    attempt: int
+    node: str
+    data: bytes
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one rank's record in an object says. `file` stands for the dump that it was made from.
+
+    `version` is the same where the record is of the same dump as before.
+    """
+
+    file: DumpFile
+    version: tuple[object, ...]
+    outcome: Outcome
 
 
 class Pipeline:
@@ -54,27 +80,20 @@ class Pipeline:
 
     def read(self, file: DumpFile) -> Outcome:
         """Return the dump in a file, or an UnreadableFile that says in one line why there is none."""
-        try:
-            outcome, size = self._parse(file)
-        except DumpError as error:
-            return self._refuse(file, str(error), error.result)
-        except MemoryError:
-            return self._refuse(file, "needs more memory than limits.max_memory leaves", "rejected")
-        except RecursionError:
-            return self._refuse(file, "is nested deeper than any flight-recorder dump", "rejected")
-        except OSError as error:
-            return self._refuse(file, f"cannot be read: {error.strerror or error}", "unreadable")
-        except Exception as error:  # a fault of the parser must not cost the verdict over the other files
-            log.exception("%s: the parser failed; this is a bug in fr_exporter, please report it", file.path)
-            return self._refuse(file, f"the parser failed on it ({type(error).__name__}: {error})", "unreadable")
-        if self._telemetry is not None:
-            self._telemetry.file_read("parsed", size)
-        log.debug("%s: rank %d, version %s, %d calls", file.path, file.rank, outcome.version, len(outcome.operations))
+        outcome = self._attempt(file.path, file.rank, file.size, lambda: self._parse(file))
+        if isinstance(outcome, RankDump):
+            calls = len(outcome.operations)
+            log.debug("%s: rank %d, version %s, %d calls", file.path, file.rank, outcome.version, calls)
         return outcome
 
     def read_all(self, files: Iterable[DumpFile]) -> list[tuple[DumpFile, Outcome]]:
         """Read many files, each as `read` does."""
         return [(file, self.read(file)) for file in files]
+
+    def read_records(self, fetched: Fetched) -> list[Record] | UnreadableFile:
+        """Return the records in an object, or an UnreadableFile that says in one line why there are none."""
+        read = self._attempt(fetched.url, None, len(fetched.data), lambda: self._decode(fetched))
+        return read if isinstance(read, UnreadableFile) else list(_records(read, fetched))
 
     def analyse(self, dump_set: DumpSet, generated_at_ns: int) -> Diagnosis:
         """Return the verdict over a dump set."""
@@ -100,10 +119,41 @@ class Pipeline:
             raise PartialDump("was written to while it was read")
         return dump, before.st_size
 
-    def _refuse(self, file: DumpFile, error: str, result: str) -> UnreadableFile:
+    def _decode(self, fetched: Fetched) -> tuple[NodeRecords, int]:
+        with self._stage("parse"):
+            records = self._reader.read_object(fetched.data, source=fetched.url, mtime_ns=fetched.mtime_ns)
+        place = (records.training_job, records.attempt, records.node)
+        if place != (fetched.training_job, fetched.attempt, fetched.node):
+            raise RejectedDump(
+                "refused: it holds the records of training job {!r}, attempt {}, node {!r}".format(*place)
+            )
+        return records, len(fetched.data)
+
+    def _attempt(self, path: str, rank: int | None, size: int, read: Callable[[], tuple[T, int]]) -> T | UnreadableFile:
+        """Return what reading gives, beside which it says how many bytes it read, or why it gives nothing."""
+        try:
+            outcome, size = read()
+        except DumpError as error:
+            refused = UnreadableFile(path, rank, str(error), error.result)
+        except MemoryError:
+            refused = UnreadableFile(path, rank, "needs more memory than limits.max_memory leaves", "rejected")
+        except RecursionError:
+            refused = UnreadableFile(path, rank, "is nested deeper than any flight-recorder dump", "rejected")
+        except OSError as error:
+            refused = UnreadableFile(path, rank, f"cannot be read: {error.strerror or error}", "unreadable")
+        except Exception as error:  # a fault of the parser must not cost the verdict over the other files
+            log.exception("%s: the parser failed; this is a bug in fr_exporter, please report it", path)
+            why = f"the parser failed on it ({type(error).__name__}: {error})"
+            refused = UnreadableFile(path, rank, why, "unreadable")
+        else:
+            self._count("parsed", size)
+            return outcome
+        self._count(refused.result, size)
+        return refused
+
+    def _count(self, result: str, size: int) -> None:
         if self._telemetry is not None:
-            self._telemetry.file_read(result, file.size)
-        return UnreadableFile(file=file.path, rank=file.rank, error=error, result=result)
+            self._telemetry.file_read(result, size)
 
     @contextmanager
     def _stage(self, stage: Stage) -> Iterator[None]:
@@ -115,6 +165,26 @@ class Pipeline:
         finally:
             if self._telemetry is not None:
                 self._telemetry.observe_stage(stage, time.perf_counter() - started, failed)
+
+
+def _records(records: NodeRecords, fetched: Fetched) -> Iterator[Record]:
+    offset_ns = records.clock_offset_ns
+    for dump in records.dumps:
+        written_ns = dump.dump_time_ns
+        extremes = dump.operations.extremes
+        version = (
+            None if written_ns is None else written_ns - offset_ns,
+            extremes.last_record_id,
+            None if extremes.newest_time_ns is None else extremes.newest_time_ns - offset_ns,
+            tuple((each.group.key, each.last_enqueued, each.last_completed) for each in dump.progress),
+        )
+        mtime_ns = fetched.mtime_ns if written_ns is None else written_ns
+        file = DumpFile(dump.source, dump.rank, fetched.node, mtime_ns, len(fetched.data))
+        yield Record(file, version, dump)
+    for refused in records.unreadable:
+        if refused.rank is not None:
+            file = DumpFile(f"{fetched.url}#{refused.rank}", refused.rank, fetched.node, fetched.mtime_ns, 0)
+            yield Record(file, (refused.error,), replace(refused, file=f"{fetched.node}:{refused.file}"))
 
 
 def open_dump(path: str) -> BinaryIO:

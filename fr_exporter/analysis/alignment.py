@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fr_exporter.analysis.operations import base_name
-from fr_exporter.analysis.progress import RankState, Standing
+from fr_exporter.analysis.progress import RankState
 from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
 from fr_exporter.analysis.wording import name_operation
 from fr_exporter.diagnosis import Cause
-from fr_exporter.model import Kind, Outline, ProcessGroup
+from fr_exporter.model import Kind, Outline, ProcessGroup, Standing
 from fr_exporter.ranges import name_ranks
 
 # How many replicas to compare with on each side of a rank in each of its groups: a few show what most do.
@@ -57,12 +57,13 @@ class Track:
     """The steps in a rank's ring, from the first that it has in common with the ranks it is compared with.
 
     `places` are those of the rank in groups that are used for send/recv: a pipeline stage has a role of its own.
+    `skipped` is how many calls of the ring stand before the first step.
     """
 
     rank: int
     places: frozenset[tuple[GroupKind, int]]
     steps: Sequence[Step]
-    skipped: int = 0
+    skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +171,16 @@ def _track(rank: int, state: RankState, places: Places, known: dict[Step, Step])
     Equal steps are one object, by `known`: whole sequences then compare at once.
     """
     calls = state.dump.operations
-    if not calls.hold_all():
+    if calls.history is None:
         return None
     kinds = _group_kinds(standing.group for standing in state.standings.values())
     group_of = {index: kinds[key] for key, column in calls.by_group.items() for index in column.indices}
-    steps = (_step(call, group_of[call.place]) for call in calls.outlines())
+    steps = (_step(call, group_of[call.place]) for call in calls.outlines()[calls.history :])
     return Track(
         rank,
         frozenset((kinds[standing.group.key], place) for standing, place in places.of(rank) if standing.mixed),
         [known.setdefault(step, step) for step in steps],
+        skipped=calls.history,
     )
 
 
@@ -210,7 +212,7 @@ def _alike(tracks: Sequence[Track]) -> Iterator[Sequence[Track]]:
 
 
 def _from(track: Track, index: int) -> Track:
-    return Track(track.rank, track.places, track.steps[index:], skipped=index)
+    return Track(track.rank, track.places, track.steps[index:], track.skipped + index)
 
 
 def _forks(tracks: Sequence[Track]) -> Iterator[Departure]:

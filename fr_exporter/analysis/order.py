@@ -7,14 +7,15 @@ group of the cycle had come before it: the rank that differs from the majority d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from fr_exporter.analysis.situation import Accusation, Component, Culprit, Situation
 from fr_exporter.analysis.waitgraph import StuckCall
 from fr_exporter.analysis.wording import name_stuck
 from fr_exporter.diagnosis import Cause, Confidence
-from fr_exporter.model import Operation, ProcessGroup
+from fr_exporter.model import Calls, Operation, ProcessGroup
 from fr_exporter.ranges import name_ranks
 
 
@@ -75,10 +76,10 @@ def _disagreements(component: Component, situation: Situation) -> Iterator[_Disa
                 yield _Disagreement(call, group, camps, call.since_ns or 0)
 
 
-def _last_before(calls: Sequence[Operation], operation: Operation, group: ProcessGroup) -> int | None:
+def _last_before(calls: Calls, operation: Operation, group: ProcessGroup) -> int | None:
     """Return the last call of a group that a rank issued before an operation, None where its ring does not tell."""
     last = None
-    for call in calls:
+    for call in islice(calls, calls.history, None):
         if call.record_id >= operation.record_id:
             break
         if call.group == group and call.kind == "collective":

@@ -8,41 +8,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fr_exporter.analysis.operations import has_timed_out, is_done_by_retirement, is_done_by_state, is_rooted
-from fr_exporter.model import Calls, DumpSet, GroupProgress, Kind, Operation, Outline, ProcessGroup, RankDump
+from fr_exporter.model import (
+    Account,
+    Calls,
+    DumpSet,
+    GroupProgress,
+    Kind,
+    Operation,
+    Outline,
+    Pair,
+    ProcessGroup,
+    RankDump,
+    Reading,
+    Standing,
+)
 
 _SECOND_NS = 1_000_000_000
 _DAY_NS = 86_400 * _SECOND_NS
-
-# The source and the destination of a send or recv, group ranks.
-_Pair = tuple[int | None, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """One rank in one group, counted in collective sequence IDs; 0 stands for none yet.
-
-    `last_completed` is the last collective up to which all are known to be done. `first_open` is the oldest open one,
-    None where none is open. `counters` are those of the dump, as written; `mixed` tells that some rank uses the group
-    for send/recv, so that they do not compare. `open_operations` counts both kinds. `pairs_done` is how many sends and
-    recvs are done, by (source, destination) in group ranks; None where the dump does not tell.
-    """
-
-    group: ProcessGroup
-    last_enqueued: int
-    last_completed: int
-    first_open: int | None
-    open_operations: int
-    counters: GroupProgress | None
-    mixed: bool
-    pairs_done: Mapping[_Pair, int] | None = None
-
-    @property
-    def position(self) -> int:
-        """How far the rank got, in half calls: 2n: its first open call is n; 2n + 1: its last, n, is done."""
-        return 2 * self.first_open if self.first_open is not None else 2 * self.last_enqueued + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,41 +84,74 @@ class AgeRule:
     excuses: bool
 
 
-def _p2p_groups(dumps: Iterable[RankDump]) -> frozenset[str]:
-    """Return the keys of the groups that any rank uses for send/recv: their counters do not compare."""
-    return frozenset[str]().union(*(dump.operations.p2p_groups() for dump in dumps))
-
-
 def rank_states(dump_set: DumpSet, rule: AgeRule) -> dict[int, RankState]:
     """Return the state of each rank with a dump, by rank."""
-    mixed = _p2p_groups(dump_set.dumps.values())
-    return {rank: _rank_state(dump_set.dumps[rank], mixed, rule) for rank in sorted(dump_set.dumps)}
+    dumps = dump_set.dumps
+    # Those that any rank uses for send/recv: their counters do not compare.
+    mixed = frozenset[str]().union(*map(_p2p_groups, dumps.values()))
+    return {rank: _rank_state(dumps[rank], mixed, rule) for rank in sorted(dumps)}
+
+
+def with_accounts(dump: RankDump) -> RankDump:
+    """Return a dump with what its ring tells of each group, whatever the other ranks' dumps show."""
+    calls, counters = dump.operations, _counters(dump)
+    p2p_groups = calls.p2p_groups()
+    accounts = {
+        key: Account(
+            by_counter=_by_counter(counters[key], calls) if key in counters else None,
+            by_signs=_by_signs(key, counters.get(key), calls),
+            has_transfers=key in p2p_groups,
+        )
+        for key in _group_keys(dump)
+    }
+    return replace(dump, accounts=accounts)
+
+
+def _p2p_groups(dump: RankDump) -> set[str]:
+    """Return the keys of the groups that a rank uses for send/recv."""
+    if dump.accounts is None:
+        return dump.operations.p2p_groups()
+    return {key for key, account in dump.accounts.items() if account.has_transfers}
 
 
 def _rank_state(dump: RankDump, mixed: frozenset[str], rule: AgeRule) -> RankState:
-    calls = dump.operations
-    counters = {progress.group.key: progress for progress in dump.progress}
+    read = _readings(dump, mixed) if dump.accounts is None else _recorded(dump.accounts, mixed)
     standings: dict[str, Standing] = {}
     open_calls: list[Operation] = []
-    holds_completed = calls.hold_all()
-    for key in sorted({**counters, **calls.by_group}, key=_numbers_in_order):
-        counter = counters.get(key)
-        if counter is not None and key not in mixed:
-            standing, still_open = _by_counter(counter, calls, holds_completed)
-        else:
-            standing, still_open = _by_signs(key, counter, calls, key in mixed)
-        standings[key] = standing
+    for key, (standing, still_open) in read:
+        standings[key] = replace(standing, mixed=True) if key in mixed else standing
         open_calls.extend(still_open)
     open_calls.sort(key=lambda call: call.record_id)
     return _with_fronts(dump, standings, tuple(open_calls), rule)
 
 
-def _numbers_in_order(key: str) -> tuple[int, str]:
-    """Sort 9 before 10, whatever order a dump was written in."""
-    return len(key), key
+def _readings(dump: RankDump, mixed: frozenset[str]) -> Iterator[tuple[str, Reading]]:
+    calls, counters = dump.operations, _counters(dump)
+    for key in _group_keys(dump):
+        counter = counters.get(key)
+        if counter is not None and key not in mixed:
+            yield key, _by_counter(counter, calls)
+        else:
+            yield key, _by_signs(key, counter, calls)
 
 
-def _by_counter(counter: GroupProgress, calls: Calls, holds_completed: bool) -> tuple[Standing, list[Operation]]:
+def _recorded(accounts: Mapping[str, Account], mixed: frozenset[str]) -> Iterator[tuple[str, Reading]]:
+    for key, account in accounts.items():
+        counted = None if key in mixed else account.by_counter
+        yield key, account.by_signs if counted is None else counted
+
+
+def _counters(dump: RankDump) -> dict[str, GroupProgress]:
+    return {progress.group.key: progress for progress in dump.progress}
+
+
+def _group_keys(dump: RankDump) -> list[str]:
+    """Return the keys of the groups that a dump tells of; 9 before 10, whatever order it was written in."""
+    keys = {*(progress.group.key for progress in dump.progress), *dump.operations.by_group}
+    return sorted(keys, key=lambda key: (len(key), key))
+
+
+def _by_counter(counter: GroupProgress, calls: Calls) -> Reading:
     """Let the counter decide: calls at or below last completed are done, those above it open, whatever their state.
 
     Where a dump leaves completed calls out, one that it lacks is done: the watchdog counts it a moment later.
@@ -141,13 +159,13 @@ def _by_counter(counter: GroupProgress, calls: Calls, holds_completed: bool) -> 
     first without a root.
     """
     key, done = counter.group.key, counter.last_completed or 0
-    above = calls.above(key, done)
+    newest = _newest_recorded(calls, key)
+    above = [] if newest is None or newest <= done else calls.above(key, done)
     # The threads of a gloo group may count two calls in the wrong order, so that the counter ends one too low.
     while above and is_done_by_retirement(calls[above[0]]):
         done = calls[above.pop(0)].collective_seq_id
-    newest = max(calls.by_group[key].collective_seq_ids) if above else 0
-    enqueued = max(counter.last_enqueued or 0, newest)
-    if not holds_completed:
+    enqueued = max(counter.last_enqueued or 0, newest if above and newest is not None else 0)
+    if not calls.hold_all():
         done = calls[above[0]].collective_seq_id - 1 if above else enqueued
     standing = Standing(
         group=counter.group,
@@ -156,19 +174,22 @@ def _by_counter(counter: GroupProgress, calls: Calls, holds_completed: bool) -> 
         first_open=done + 1 if enqueued > done else None,
         open_operations=max(0, enqueued - done),
         counters=counter,
-        mixed=False,
+        newest_recorded=newest,
     )
     oldest: list[Operation] = []
     for index in above:
         oldest.append(calls[index])
         if not is_rooted(oldest[-1]):
             break
-    return standing, oldest
+    return Reading(standing, oldest)
 
 
-def _by_signs(
-    key: str, counter: GroupProgress | None, all_calls: Calls, mixed: bool
-) -> tuple[Standing, list[Operation]]:
+def _newest_recorded(calls: Calls, key: str) -> int | None:
+    column = calls.by_group.get(key)
+    return None if column is None else max(column.collective_seq_ids)
+
+
+def _by_signs(key: str, counter: GroupProgress | None, all_calls: Calls) -> Reading:
     calls = all_calls.outlines(key)
     done = _last_done_collective(calls)
     p2p_done = _done_p2p(counter, calls, _closed_unseen(counter, calls, all_calls))
@@ -179,7 +200,7 @@ def _by_signs(
     ]
     open_collectives = [call.collective_seq_id for call in still_open if call.kind == "collective"]
     enqueued = max((call.collective_seq_id for call in calls), default=0)
-    return (
+    return Reading(
         Standing(
             group=all_calls[calls[-1].place].group if counter is None else counter.group,
             last_enqueued=enqueued,
@@ -187,8 +208,9 @@ def _by_signs(
             first_open=min(open_collectives, default=None),
             open_operations=len(still_open),
             counters=counter,
-            mixed=mixed,
+            newest_recorded=_newest_recorded(all_calls, key),
             pairs_done=_pairs_done(counter, calls, p2p_done),
+            hides_transfers=counter is not None and _hides_transfers(counter, all_calls),
         ),
         [all_calls[call.place] for call in still_open],
     )
@@ -222,7 +244,7 @@ def _done_p2p(counter: GroupProgress | None, calls: list[Outline], closed: set[i
     states_tell = _single_calls_complete(counter, p2p)
     done: set[int] = set()
     closed_batches = set(closed)
-    done_pairs: set[_Pair] = set()
+    done_pairs: set[Pair] = set()
     # Backwards: what is known of later calls tells of earlier ones.
     for call in reversed(p2p):
         pair = (call.source, call.destination)
@@ -257,7 +279,7 @@ def _single_calls_complete(counter: GroupProgress | None, p2p: list[Outline]) ->
     return has_gaps or (counter is not None and (counter.last_enqueued or 0) > last)
 
 
-def _pairs_done(counter: GroupProgress | None, calls: list[Outline], done: set[int]) -> dict[_Pair, int] | None:
+def _pairs_done(counter: GroupProgress | None, calls: list[Outline], done: set[int]) -> dict[Pair, int] | None:
     """Count the sends and recvs of each pair that are done.
 
     Return None where the ring does not hold the group's first, or nothing shows when they are done.
@@ -302,7 +324,8 @@ def _with_fronts(
     rule: AgeRule,
 ) -> RankState:
     known = [call for call in open_calls if call.group.ranks is not None]
-    older_than_ring = tuple(_older_than_ring(standings, known, dump.operations))
+    older_than_ring = tuple(_older_than_ring(standings, known))
+    hides_transfers = any(standing.mixed and standing.hides_transfers for standing in standings.values())
     fronts = older_than_ring or tuple(_front_batch(known))
     age_known = _is_plausible(dump.dump_time_ns, dump.operations.extremes.newest_time_ns)
     in_flight = None
@@ -319,7 +342,7 @@ def _with_fronts(
         standings=standings,
         open_calls=open_calls,
         fronts=fronts,
-        certain=len(older_than_ring) < 2 and not _hides_transfers(standings, dump.operations),
+        certain=len(older_than_ring) < 2 and not hides_transfers,
         in_flight=in_flight,
         is_young=is_young,
         age_known=age_known,
@@ -328,7 +351,7 @@ def _with_fronts(
     )
 
 
-def _older_than_ring(standings: Mapping[str, Standing], open_calls: list[Operation], calls: Calls) -> Iterator[Front]:
+def _older_than_ring(standings: Mapping[str, Standing], open_calls: list[Operation]) -> Iterator[Front]:
     """Yield the open calls that only the counters show, because the ring has lost them.
 
     Where the ring ends with an earlier call of the group, the call was issued between the reading of both: it is new.
@@ -340,23 +363,18 @@ def _older_than_ring(standings: Mapping[str, Standing], open_calls: list[Operati
         first = standing.first_open
         if standing.counters is None or standing.mixed or first is None or standing.group.ranks is None:
             continue
-        column = calls.by_group.get(key)
-        is_newer = column is not None and max(column.collective_seq_ids) < first
+        is_newer = standing.newest_recorded is not None and standing.newest_recorded < first
         if oldest.get(key, first + 1) > first and not is_newer:
             yield Front(standing.group, "collective", first, None)
 
 
-def _hides_transfers(standings: Mapping[str, Standing], calls: Calls) -> bool:
+def _hides_transfers(counter: GroupProgress, calls: Calls) -> bool:
     """Tell whether the counter of a send/recv group shows open calls that the ring has lost."""
-    for key, standing in standings.items():
-        counter, column = standing.counters, calls.by_group.get(key)
-        if not standing.mixed or counter is None or not calls.hold_all():
-            continue
-        if (counter.last_enqueued or 0) <= (counter.last_completed or 0):
-            continue
-        if column is None or _begins_after(calls, column.indices[0], (counter.last_completed or 0) + 1):
-            return True
-    return False
+    completed = counter.last_completed or 0
+    if (counter.last_enqueued or 0) <= completed or not calls.hold_all():
+        return False
+    column = calls.by_group.get(counter.group.key)
+    return column is None or _begins_after(calls, column.indices[0], completed + 1)
 
 
 def _begins_after(calls: Calls, index: int, number: int) -> bool:

@@ -11,7 +11,10 @@ from fr_exporter.model import DumpSet
 
 @dataclass(frozen=True, slots=True)
 class Attendance:
-    """The ranks of the job by what they left here. All tuples are sorted; no rank stands in two of them."""
+    """The ranks of the job by what they left here. All tuples are sorted; no rank stands in two of them.
+
+    `excused` ranks are among those without a usable dump; what they left may lie there, and cannot be read or trusted.
+    """
 
     world_size: int
     expected: int
@@ -21,6 +24,7 @@ class Attendance:
     stale: tuple[int, ...]
     unreadable: tuple[int, ...]
     remote: tuple[int, ...]
+    excused: frozenset[int]
 
     @property
     def is_complete(self) -> bool:
@@ -34,7 +38,8 @@ class Attendance:
             **dict.fromkeys(self.stale, "only a file of an earlier time"),
             **dict.fromkeys(self.unreadable, "its file is unreadable"),
         }
-        return Absent(reasons, frozenset({*self.pending, *self.remote}))
+        accusable = {rank: why for rank, why in reasons.items() if rank not in self.excused}
+        return Absent(accusable, self.excused.union(self.pending, self.remote))
 
 
 def attendance(dump_set: DumpSet) -> Attendance:
@@ -51,6 +56,7 @@ def attendance(dump_set: DumpSet) -> Attendance:
     stale = dump_set.stale - dumped - unreadable
     silent = absent - stale - unreadable
     pending = silent | unreadable | stale if dump_set.partial else frozenset[int]()
+    may_be_anyones = any(entry.rank is None for entry in dump_set.unreadable)
     return Attendance(
         world_size=dump_set.world_size or max(job | dumped, default=-1) + 1,
         expected=len(here),
@@ -60,6 +66,7 @@ def attendance(dump_set: DumpSet) -> Attendance:
         stale=tuple(sorted(stale - pending)),
         unreadable=tuple(sorted(unreadable - pending)),
         remote=tuple(sorted(job - here)),
+        excused=absent if may_be_anyones else dump_set.disputed & absent,
     )
 
 
@@ -76,7 +83,9 @@ def _job_ranks(dump_set: DumpSet) -> frozenset[int]:
 def node_local_warning(dump_set: DumpSet, attended: Attendance) -> Sequence[str]:
     """Warn where the files look like those of one node only: an aligned block of ranks, and nothing else ever seen."""
     count, world = len(attended.dumped), attended.world_size
-    if dump_set.scope != "job" or not 1 < count < world or world % count:
+    # What came as records was published by its node, and that the others published nothing is no mistake of the scope.
+    published = any(dump.accounts is not None for dump in dump_set.dumps.values())
+    if dump_set.scope != "job" or published or not 1 < count < world or world % count:
         return ()
     first = attended.dumped[0]
     is_block = attended.dumped == tuple(range(first, first + count)) and first % count == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fr_exporter.analysis.progress import Front, RankState, Standing
+from fr_exporter.analysis.progress import Front, RankState
 from fr_exporter.analysis.scope import Attendance, node_local_warning
 from fr_exporter.analysis.situation import Accusation, Culprit, Situation
 from fr_exporter.analysis.summary import summarize
@@ -22,7 +22,7 @@ from fr_exporter.diagnosis import (
     Suspect,
     Verdict,
 )
-from fr_exporter.model import DumpSet, Operation
+from fr_exporter.model import DumpSet, Operation, Standing
 
 # Causes that a restart would meet again, or that leave nobody to isolate.
 STOP_CAUSES = frozenset({Cause.COLLECTIVE_MISMATCH, Cause.ORDER_DEADLOCK, Cause.P2P_UNMATCHED, Cause.DESYNC})

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from fr_exporter.errors import MalformedDump, PartialDump, RejectedDump
-from fr_exporter.model import RankDump
-from fr_exporter.parsing import json_dump, pickle_safe
+from fr_exporter.model import NodeRecords, RankDump
+from fr_exporter.parsing import json_dump, pickle_safe, record
 from fr_exporter.parsing.interning import Interning
 from fr_exporter.parsing.schema import Origin, to_rank_dump
 
-# The first byte tells: protocol 2 and later pickles start with 0x80, older ones with the opcode of a container.
-FORMATS: tuple[tuple[bytes, Callable[[BinaryIO], object]], ...] = (
-    (b"\x80(]}", pickle_safe.load),
-    (b"{[ \t\r\n\xef", json_dump.load),
+# The first bytes tell: protocol 2 and later pickles start with 0x80, older ones with the opcode of a container.
+FORMATS: tuple[tuple[tuple[bytes, ...], Callable[[BinaryIO], object]], ...] = (
+    ((b"(\xb5/\xfd",), record.load),
+    ((b"\x80", b"(", b"]", b"}"), pickle_safe.load),
+    ((b"{", b"[", b" ", b"\t", b"\r", b"\n", b"\xef"), json_dump.load),
 )
+_LONGEST_START = max(len(start) for starts, _ in FORMATS for start in starts)
 
 
 class DumpReader:
@@ -41,17 +43,24 @@ class DumpReader:
             DumpError: the file gives no dump; the message is one line without the path.
         """
         origin = Origin(rank=rank, node=node, source=source, mtime_ns=mtime_ns)
-        return to_rank_dump(self.decode(file, size=size), origin, self._interning)
+        data = self.decode(file, size=size)
+        if isinstance(data, dict) and data.get("format") == record.FORMAT:
+            raise MalformedDump("holds the records of a node: analyse its job by URL, such as file:///path/to/job")
+        return to_rank_dump(data, origin, self._interning)
+
+    def read_object(self, data: bytes, *, source: str, mtime_ns: int) -> NodeRecords:
+        """Return the records in an object, as `record.decode` does. Raises as `read`."""
+        return record.decode(data, self._interning, source=source, mtime_ns=mtime_ns)
 
     def decode(self, file: BinaryIO, *, size: int) -> object:
         """Return the plain dict or list that the file holds, unchecked. Raises as `read`."""
         if size > self._max_bytes:
             raise RejectedDump(f"refused: {size} bytes, limits.max_dump_bytes allows {self._max_bytes}")
-        first = file.read(1)
-        if not first:
+        start = file.read(_LONGEST_START)
+        if not start:
             raise PartialDump("empty: nothing is written yet")
         file.seek(0)
-        for first_bytes, load in FORMATS:
-            if first in first_bytes:
+        for starts, load in FORMATS:
+            if start.startswith(starts):
                 return load(file)
         raise MalformedDump("not a dump: neither a pickle nor JSON")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fr_exporter.model import Calls, Extremes, Frame, Kind, Operation, Outline, ProcessGroup, columns
+from fr_exporter.model import Calls, Extremes, Frame, Kind, Operation, Outline, ProcessGroup, columns, whole_history
 from fr_exporter.parsing.groups import Groups
 from fr_exporter.parsing.interning import CallName, Interning
 from fr_exporter.parsing.plain import Int, refuse_other_types
@@ -83,7 +83,7 @@ def read_calls(raw: list[Any], groups: Groups, interning: Interning) -> Calls:
         entries[start : start + _BLOCK] for start in range(0, len(entries), _BLOCK)
     ]
     rows = _EntryRows(blocks, of, kinds, sequence_ids, names, frames)
-    return Calls(columns(of, sequence_ids), kinds, Extremes.of(entries), rows)
+    return Calls(columns(of, sequence_ids), kinds, Extremes.of(entries), whole_history(entries), rows)
 
 
 class _EntryRows:
@@ -155,8 +155,11 @@ class _EntryRows:
             )
         return outlines
 
-    def operation(self, index: int) -> Operation:
-        """Return the call at an index."""
+    def operations(self, indices: Iterable[int]) -> Iterator[Operation]:
+        """Return the calls at some indices."""
+        return map(self._operation, indices)
+
+    def _operation(self, index: int) -> Operation:
         entry = self._block(index // _BLOCK)[index % _BLOCK]
         name = self._names[entry.profiling_name]
         return Operation(

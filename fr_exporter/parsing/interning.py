@@ -7,6 +7,7 @@ Every rank repeats the full member list of each of its groups: 16,384 ranks of a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,12 +17,16 @@ from fr_exporter.errors import MalformedDump, RejectedDump
 from fr_exporter.model import Frame, ProcessGroup, members_digest
 
 K = TypeVar("K")
+T = TypeVar("T")
 V = TypeVar("V")
 
 _FRAME_KEY = itemgetter("name", "filename", "line")
 
 # Hostile files could fill the tables without end; a real job stays far below this.
 _MAX_ENTRIES = 200_000
+
+# How often all ranks of a job may stand in the member lists of a node: in a few groups as large as the job.
+_MAX_WORLDS = 16
 
 _P2P_NAME = re.compile(r"(.*\b(?:send|recv)) (\d{1,9}|\?)(->|<-)(\d{1,9}|\?)")
 
@@ -46,7 +51,9 @@ class Interning:
         """Refuse member lists that name ranks from `max_ranks` on."""
         self._max_ranks = max_ranks
         self._members: dict[str | tuple[int, ...], tuple[tuple[int, ...], str]] = {}
+        self._lists: dict[str, tuple[int, ...]] = {}
         self._groups: dict[tuple[str, str, str], ProcessGroup] = {}
+        self._values: dict[Any, Any] = {}
         self._names: dict[str, CallName] = {}
         self._frames: dict[tuple[Any, ...], Frame] = {}
 
@@ -58,6 +65,34 @@ class Interning:
         if group is None:
             group = _remember(self._groups, key, ProcessGroup.of(name, desc, ranks, digest))
         return group
+
+    def groups_by_digest(
+        self, groups: Iterable[tuple[str, str, str | None]], members: Mapping[str, Sequence[int]]
+    ) -> list[ProcessGroup]:
+        """Return the groups of these names, descriptions and hashes.
+
+        `members` are the member lists by hash, as runs: start, step, count, and so on.
+
+        Raises:
+            MalformedDump: a list is not there, or not the one that its hash stands for.
+            RejectedDump: there are more ranks than the limit allows.
+        """
+        if sum(count for runs in members.values() for count in runs[2::3]) > self._max_ranks * _MAX_WORLDS:
+            raise RejectedDump(f"refused: member lists of more than {_MAX_WORLDS} times {self._max_ranks} ranks")
+        found: list[ProcessGroup] = []
+        for name, desc, digest in groups:
+            key = (name, desc, digest or "")
+            group = self._groups.get(key)
+            if group is None:
+                ranks = None if digest is None else self._by_digest(digest, members.get(digest, ()))
+                group = _remember(self._groups, key, ProcessGroup.of(name, desc, ranks, digest))
+            found.append(group)
+        return found
+
+    def shared(self, value: T) -> T:
+        """Return the one value that stands for all that are equal to it."""
+        known: T | None = self._values.get(value)
+        return known if known is not None else _remember(self._values, value, value)
 
     def call_name(self, profiling_name: str) -> CallName:
         """Take `nccl:send 0->3` apart; other names stay whole."""
@@ -89,11 +124,26 @@ class Interning:
             ranks = msgspec.json.decode(members, type=tuple[int, ...]) if isinstance(members, str) else members
         except msgspec.MsgspecError:
             raise MalformedDump(f"not a dump: pg_config has the member list {members[:40]!r}") from None
+        self._check(ranks)
+        return _remember(self._members, members, (ranks, members_digest(ranks)))
+
+    def _by_digest(self, digest: str, runs: Sequence[int]) -> tuple[int, ...]:
+        known = self._lists.get(digest)
+        if known is not None:
+            return known
+        ranks: list[int] = []
+        for start, step, count in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
+            ranks.extend(range(start, start + step * count, step) if step else [start] * count)
+        self._check(ranks)
+        if members_digest(ranks) != digest:
+            raise MalformedDump(f"not records: the member list {digest[:40]!r} is another, or not there")
+        return _remember(self._lists, digest, tuple(ranks))
+
+    def _check(self, ranks: Sequence[int]) -> None:
         if ranks and not 0 <= min(ranks) <= max(ranks) < self._max_ranks:
             raise RejectedDump(f"refused: pg_config names ranks outside 0 to {self._max_ranks - 1} (limits.max_ranks)")
         if len(set(ranks)) != len(ranks):
             raise MalformedDump("not a dump: pg_config lists a rank twice in one group")
-        return _remember(self._members, members, (ranks, members_digest(ranks)))
 
 
 def _split(profiling_name: str) -> CallName:

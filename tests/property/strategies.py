@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from fr_exporter.simulate import Schedule, Sizes
 from tests.builders import SECOND, START_NS, Dump, Group, Job
 
 MILLISECOND = SECOND // 1000
@@ -187,3 +188,23 @@ def scrambled_dumps(draw: st.DrawFn) -> tuple[Program, dict[int, int], frozenset
     program = replace(program, stops=tuple(stops))
     end_ns = run(program).end_ns + 60 * SECOND
     return program, dict.fromkeys(range(program.world_size), end_ns), flipped
+
+
+@st.composite
+def job_sizes(draw: st.DrawFn) -> Sizes:
+    """Draw the sizes of a job of 2 to 32 ranks."""
+    tensor, pipeline, data, context = (draw(st.integers(1, most)) for most in (3, 4, 4, 3))
+    if not 2 <= tensor * pipeline * data * context <= 32:
+        pipeline, data, context = 1, 2, 1
+    expert = draw(st.sampled_from([size for size in range(1, 13) if data * context % size == 0]))
+    return Sizes(tensor=tensor, pipeline=pipeline, data=data, expert=expert, context=context)
+
+
+schedules = st.builds(
+    Schedule,
+    steps=st.integers(2, 3),
+    layers=st.integers(1, 2),
+    microbatches=st.none() | st.integers(1, 4),
+    batched=st.booleans(),
+    p2p_sync=st.booleans(),
+)

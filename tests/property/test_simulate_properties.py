@@ -12,33 +12,14 @@ from fr_exporter.errors import UsageError
 from fr_exporter.simulate import FAULTS, Injection, Plan, Recorder, Schedule, Sizes, simulate
 from fr_exporter.simulate.engine import Outcome, Record
 from fr_exporter.simulate.layout import Group, Layout
+from tests.property.strategies import job_sizes, schedules
 
 EPOCH_NS = 1_790_000_000_000_000_000
 UNEVEN = "all_to_all"
 HANGS = sorted(name for name, fault in FAULTS.items() if fault.hangs)
 
 
-@st.composite
-def sizes(draw: st.DrawFn) -> Sizes:
-    """Draw the sizes of a job of 2 to 32 ranks."""
-    tensor, pipeline, data, context = (draw(st.integers(1, most)) for most in (3, 4, 4, 3))
-    if not 2 <= tensor * pipeline * data * context <= 32:
-        pipeline, data, context = 1, 2, 1
-    expert = draw(st.sampled_from([size for size in range(1, 13) if data * context % size == 0]))
-    return Sizes(tensor=tensor, pipeline=pipeline, data=data, expert=expert, context=context)
-
-
-schedules = st.builds(
-    Schedule,
-    steps=st.integers(2, 3),
-    layers=st.integers(1, 2),
-    microbatches=st.none() | st.integers(1, 4),
-    batched=st.booleans(),
-    p2p_sync=st.booleans(),
-)
-
-
-@given(sizes=sizes())
+@given(sizes=job_sizes())
 def test_each_rank_is_in_one_group_of_each_kind(sizes: Sizes) -> None:
     """Groups of one kind cut the ranks into parts of the size that their name says; embeddings join the ends."""
     of_kind: dict[str, list[Group]] = defaultdict(list)
@@ -63,7 +44,7 @@ def test_each_rank_is_in_one_group_of_each_kind(sizes: Sizes) -> None:
     assert {group.ranks for group in of_kind["EMBEDDING_GROUP"]} == ends
 
 
-@given(sizes=sizes(), schedule=schedules, fault=st.sampled_from(["healthy", "slow_rank"]), seed=st.integers(0, 9))
+@given(sizes=job_sizes(), schedule=schedules, fault=st.sampled_from(["healthy", "slow_rank"]), seed=st.integers(0, 9))
 def test_a_job_without_a_hang_runs_to_its_end(sizes: Sizes, schedule: Schedule, fault: str, seed: int) -> None:
     """Every call of every program completes, after it was issued and started; each stream runs one at a time."""
     job = simulate(Plan(sizes, (Injection(fault),), schedule, seed=seed))
@@ -78,7 +59,7 @@ def test_a_job_without_a_hang_runs_to_its_end(sizes: Sizes, schedule: Schedule, 
             on_stream[id(record.stream)] = record.completed_ns
 
 
-@given(sizes=sizes(), schedule=schedules)
+@given(sizes=job_sizes(), schedule=schedules)
 def test_members_of_a_group_issue_one_sequence(sizes: Sizes, schedule: Schedule) -> None:
     """At each sequence ID all members of a group bring the same operation and sizes; each send has its recv."""
     outcome = simulate(Plan(sizes, (Injection("healthy"),), schedule)).outcome
@@ -119,7 +100,7 @@ def _transfers(outcome: Outcome) -> dict[str, dict[tuple[Group, tuple[int, int]]
 
 @settings(max_examples=40)
 @given(
-    sizes=sizes(),
+    sizes=job_sizes(),
     schedule=schedules,
     faults=st.lists(st.sampled_from(HANGS), min_size=1, max_size=2, unique=True),
     timing=st.booleans(),
