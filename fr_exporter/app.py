@@ -29,6 +29,8 @@ from fr_exporter.worker import Worker
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
+    from fr_exporter.fleet.outlet import Outlet
+
 # Stacks count towards RLIMIT_DATA, and every watched directory has a thread. The worker keeps the usual 8 MiB: it
 # decodes what others wrote.
 _THREAD_STACK_BYTES = 2**19
@@ -37,6 +39,8 @@ _WORKING_BYTES = 64 * 2**20
 
 # How long a request or a dump being read may hold up the end.
 _STOP_S = 0.5
+# How long the last dumps may hold it up where they are published.
+_PUBLISH_S = 5.0
 _SCRAPES_BEFORE_STOP = 2
 _EXIT_INTERNAL = 4
 
@@ -72,7 +76,15 @@ class _Daemon:
         self._collector = DomainCollector(self._store.snapshot, config.limits)
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
-        self._worker = Worker(config, _read_hosts(config.topology), self._store, self._telemetry)
+        _check_stores(config)
+        self._outlet = _open_outlet(config, self._telemetry)
+        self._worker = Worker(
+            config,
+            _read_hosts(config.topology),
+            self._store,
+            self._telemetry,
+            publish=None if self._outlet is None else self._outlet.publish,
+        )
 
     def serve(self) -> int:
         """Start everything, wait for the end, stop everything; return the exit code."""
@@ -82,12 +94,16 @@ class _Daemon:
         self._telemetry.reloaded(success=True, time_s=time.time())
         worker = threading.Thread(target=self._work, name="worker", daemon=True)
         worker.start()
+        if self._outlet is not None:
+            self._outlet.start()
         threading.stack_size(_THREAD_STACK_BYTES)
         server = waitress.create_server(self._app(), sockets=[listener], ident=None, channel_timeout=30)
         threading.Thread(target=server.run, name="web", daemon=True).start()
         host, port = listener.getsockname()[:2]
         log.info("fr_exporter %s serves http://%s:%d/", __version__, f"[{host}]" if ":" in host else host, port)
         code = self._wait()
+        if self._outlet is not None and code == 0:
+            self._publish_the_rest(self._outlet)
         log.info("stopping")
         server.task_dispatcher.shutdown(timeout=_STOP_S)
         self._worker.stop()
@@ -100,6 +116,7 @@ class _Daemon:
             try:
                 config = self._load_config()
                 hosts = _read_hosts(config.topology)
+                _check_stores(config)
             except (ConfigError, UsageError) as error:
                 log.error("the old configuration stays in force: %s", error)
                 self._telemetry.reloaded(success=False, time_s=time.time())
@@ -148,6 +165,13 @@ class _Daemon:
                     self._linger()
                 return 0
 
+    def _publish_the_rest(self, outlet: Outlet) -> None:
+        """Publish what has landed, as far as the store takes it in a few seconds; the rest is in the spool."""
+        read = threading.Event()
+        self._worker.catch_up(read.set)
+        read.wait(_PUBLISH_S)
+        outlet.stop(_PUBLISH_S)
+
     def _linger(self) -> None:
         """Where there is a hang, or a set still partial, serve until two scrapes have seen the final verdict.
 
@@ -175,10 +199,31 @@ class _Daemon:
                 return
 
 
+def _check_stores(config: Config) -> None:
+    """Raise UsageError where the URL of a target cannot be used, whether or not anything answers there."""
+    urls = [target.url for target in config.targets if target.url is not None]
+    if urls:
+        # The drivers of stores would take a third of the start.
+        from fr_exporter.fleet.objectstore import ObjectStore  # noqa: PLC0415
+
+        for url in urls:
+            ObjectStore(url)
+
+
+def _open_outlet(config: Config, telemetry: Telemetry) -> Outlet | None:
+    """Return what publishes the dumps, None where that is off. Raises UsageError where the URL cannot be used."""
+    if config.publish.url is None:
+        return None
+    from fr_exporter.fleet.outlet import Outlet  # noqa: PLC0415  as in _check_stores
+
+    return Outlet(config.publish, config.topology, telemetry)
+
+
 def _needs_restart(old: Config, new: Config) -> dict[str, bool]:
     return {
         "web.listen": old.web.listen != new.web.listen,
         "web.enable_reload": old.web.enable_reload != new.web.enable_reload,
+        "publish": old.publish != new.publish,
         "limits.max_memory": old.limits.max_memory_bytes != new.limits.max_memory_bytes,
         "incidents.history": old.incidents.history != new.incidents.history,
     }

@@ -24,7 +24,7 @@ from fr_exporter.errors import ConfigError, DumpError, FRExporterError, UsageErr
 from fr_exporter.parsing import DumpReader
 from fr_exporter.pipeline import find_dumps, open_dump
 from fr_exporter.report import render_json, render_text
-from fr_exporter.text import printable
+from fr_exporter.text import printable, shown_url
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -223,8 +223,13 @@ def _read_text(file: str) -> str:
 
 
 def _target_text(target: Target) -> str:
-    """Return which files a target watches, on one line."""
-    if target.path is None:
+    """Return which files or objects a target watches, on one line."""
+    if target.url is not None:
+        from fr_exporter.fleet.layout import quoted  # noqa: PLC0415  as in _serve
+
+        job = "<training job>" if target.training_job is None else quoted(target.training_job)
+        files = "/".join((shown_url(target.url).rstrip("/"), job, "<attempt>", "<node>"))
+    elif target.path is None:
         files = ", ".join(f"{prefix}<rank>" for prefix in target.prefixes)
     elif target.discover:
         files = os.path.join(target.path, "<training job>", target.pattern or "")

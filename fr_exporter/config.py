@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fr_exporter.errors import ConfigError
 from fr_exporter.model import Scope
-from fr_exporter.text import printable
+from fr_exporter.text import printable, shown_url
 
 if TYPE_CHECKING:
     from fr_exporter.yaml_text import Section, Value
@@ -23,20 +23,23 @@ DEFAULT_PATTERN = "_dump_*"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to watch: the directory `path` with the files that match `pattern`, or every file behind `prefixes`.
+    """What to watch: the directory `path` with the files that match `pattern`, every file behind `prefixes`, or `url`.
 
-    Either `path` or `prefixes` is set. With `discover` each sub-directory of `path` is a training job named after it,
-    and `training_job` is None.
+    Exactly one of `path`, `prefixes` and `url` is set. `url` is the store that node exporters publish to; what is older
+    than `retention_s` is removed from it. With `discover` each directory in `path` or `url` is a training job named
+    after it, and `training_job` is None.
     """
 
     training_job: str | None
     path: str | None
     pattern: str | None
     prefixes: tuple[str, ...]
+    url: str | None
     scope: Scope
     world_size: int | None
     discover: bool
     discover_ttl_s: float
+    retention_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,21 @@ class Topology:
     ranks_per_node: int | None
     hosts_file: str | None
     node: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Where this node's records go for a fleet exporter to read; nowhere while `url` is None.
+
+    `training_job` None publishes each job under the name its target gives it. `attempt` counts the job's restarts.
+    """
+
+    url: str | None
+    training_job: str | None
+    attempt: int
+    recent_calls: int
+    spool_dir: str
+    spool_max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +144,7 @@ class Config:
     analysis: AnalysisOptions
     incidents: IncidentOptions
     topology: Topology
+    publish: Publish
     limits: Limits
     web: Web
     log: Log
@@ -142,11 +161,13 @@ def load(text: str, *, env: Mapping[str, str], home: str) -> Config:
         name: section.build(**_fields(written.get(name), name, section.keys, env)[0])
         for name, section in _SECTIONS.items()
     }
-    return Config(targets=_targets(targets, env, home), **sections)
+    config = Config(targets=_targets(targets, env, home), **sections)
+    _check_publish(config, written.get("publish"))
+    return config
 
 
 def effective_text(config: Config) -> str:
-    """Return the configuration in force as YAML text, with defaults and variables filled in; no key holds a secret."""
+    """Return the configuration in force as YAML text, with defaults and variables filled in and secrets hidden."""
     from fr_exporter import yaml_text  # noqa: PLC0415  as in _read
 
     document: dict[str, object] = {"targets": [_shown(target, _TARGET) for target in config.targets]}
@@ -187,22 +208,42 @@ def _targets(sections: Sequence[Section], env: Mapping[str, str], home: str) -> 
 
 def _target(section: Section | None, name: str, env: Mapping[str, str], home: str) -> Target:
     fields, given = _fields(section, name, _TARGET, env)
-    if "path" in given and "prefix" in given:
-        raise _error(given["prefix"], f"{name}: path and prefix are both set; keep one of them")
+    places = [word for word in ("path", "prefix", "url") if word in given]
+    if len(places) > 1:
+        raise _error(given[places[1]], f"{name}: {places[0]} and {places[1]} are both set; keep one of them")
     if "path" not in given and "pattern" in given:
         raise _error(given["pattern"], f"{name}: pattern needs a path, the directory of the dumps")
-    if "path" not in given and fields["discover"]:
-        raise _error(given["discover"], f"{name}: discover needs a path, the directory that holds one for each job")
+    if places not in (["path"], ["url"]) and fields["discover"]:
+        raise _error(given["discover"], f"{name}: discover needs a path or url, below which each job has a directory")
+    if "url" not in given and "retention" in given:
+        raise _error(given["retention"], f"{name}: retention needs a url, the store whose old records it removes")
     if fields["discover"] and "training_job" in given:
         raise _error(given["training_job"], f"{name}: remove training_job: discover names jobs after directories")
     if fields["discover"]:
         fields["training_job"] = None
     if "path" in given:
         fields["pattern"] = fields["pattern"] or DEFAULT_PATTERN
+    if "path" in given or "url" in given:
         fields["prefixes"] = ()
     else:
         fields["prefixes"] = fields["prefixes"] or _default_prefixes(env, home)
     return Target(**fields)
+
+
+def _check_publish(config: Config, section: Section | None) -> None:
+    """Raise ConfigError where what is to be published has no name, or is no node's own."""
+    publish = config.publish
+    if section is None:
+        return
+    if publish.url is not None and config.topology.node is None:
+        message = "publish.url needs the name of this node; set NODE_NAME or topology.node"
+        raise _error(section.values["url"], message)
+    if publish.url is not None and any(target.url is not None for target in config.targets):
+        message = "publish.url is for the exporters of nodes; remove it, or every target with a url"
+        raise _error(section.values["url"], message)
+    if publish.training_job is not None and (len(config.targets) > 1 or config.targets[0].discover):
+        message = "publish.training_job is the name of one job; remove it, or keep one target without discover"
+        raise _error(section.values["training_job"], message)
 
 
 def _default_prefixes(env: Mapping[str, str], home: str) -> tuple[str, ...]:
@@ -306,10 +347,13 @@ def _one_of(*words: str) -> _Type:
     return _Type(parse)
 
 
-def _integer(minimum: int) -> _Type:
+def _integer(minimum: int, maximum: int | None = None) -> _Type:
+    allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
+
     def parse(text: str) -> int:
-        if re.fullmatch(r"[0-9]{1,15}", text) is None or int(text) < minimum:
-            raise ValueError(f"{text!r} is not a whole number of {minimum} or more")
+        is_number = re.fullmatch(r"[0-9]{1,15}", text) is not None
+        if not is_number or int(text) < minimum or (maximum is not None and int(text) > maximum):
+            raise ValueError(f"{text!r} is not a whole number {allowed}")
         return int(text)
 
     return _Type(parse)
@@ -352,6 +396,16 @@ def _path(text: str) -> str:
     return text
 
 
+def _url(text: str) -> str:
+    if "://" not in text:
+        raise ValueError(f"{text!r} is not a URL such as s3://bucket/path; for a directory write file:///path")
+    return text
+
+
+def _shown_url(url: str) -> str:
+    return _shown_text(shown_url(url))
+
+
 def _listen(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]]*)):([0-9]{1,5})", text)
     if match is None or int(match[3]) > 65535:
@@ -386,16 +440,19 @@ _PATH = _Type(_path, _shown_text)
 _PREFIX = _Type(lambda text: (_path(text),), _shown_prefixes)
 _SIZE = _Type(_size, lambda value: _with_unit(value, _SIZE_UNITS))
 _TEXT = _Type(str, _shown_text)
+_URL = _Type(_url, _shown_url)
 
 _TARGET = {
     "training_job": _Key("training_job", _TEXT, "${FR_TRAINING_JOB:-default}"),
     "path": _Key("path", _PATH),
     "pattern": _Key("pattern", _TEXT),
     "prefix": _Key("prefixes", _PREFIX),
+    "url": _Key("url", _URL),
     "scope": _Key("scope", _one_of("job", "node"), "job"),
     "world_size": _Key("world_size", _integer(1)),
     "discover": _Key("discover", _BOOLEAN, "false"),
     "discover_ttl": _Key("discover_ttl_s", _INTERVAL, "24h"),
+    "retention": _Key("retention_s", _INTERVAL),
 }
 
 _SECTIONS = {
@@ -429,6 +486,18 @@ _SECTIONS = {
             "ranks_per_node": _Key("ranks_per_node", _integer(1)),
             "hosts_file": _Key("hosts_file", _PATH),
             "node": _Key("node", _TEXT, "${NODE_NAME:-}"),
+        },
+    ),
+    "publish": _Section(
+        Publish,
+        {
+            "url": _Key("url", _URL),
+            "training_job": _Key("training_job", _TEXT),
+            # As large as a record can hold.
+            "attempt": _Key("attempt", _integer(0, 2**31 - 1), "${FR_ATTEMPT:-0}"),
+            "recent_calls": _Key("recent_calls", _integer(1, 2000), "200"),
+            "spool_dir": _Key("spool_dir", _PATH, "${TMPDIR:-/tmp}/fr-exporter-spool"),
+            "spool_max_bytes": _Key("spool_max_bytes", _SIZE, "64MiB"),
         },
     ),
     "limits": _Section(

@@ -18,6 +18,14 @@ class ConfigError(FRExporterError):
     """A configuration that cannot be used; the message names the key and, where known, its line."""
 
 
+class StoreError(FRExporterError):
+    """An object store that failed; `denied` says that it refused the credentials, or found none."""
+
+    def __init__(self, message: str, *, denied: bool = False) -> None:
+        super().__init__(message)
+        self.denied = denied
+
+
 class DumpError(FRExporterError):
     """One dump file that could not be used. Never ends the work on the other files.
 

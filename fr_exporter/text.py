@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_USER = re.compile(r"://[^/\s]*@")
+_QUERY = re.compile(r"\?[^\s\"']*")
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -13,6 +17,11 @@ def printable(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text
     )
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without what may be secret in it: user and password, and the query."""
+    return _QUERY.sub("?***", _USER.sub("://***@", url))
 
 
 def span(seconds: int) -> str:

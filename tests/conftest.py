@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.e2e.s3 import S3Server
 
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("default")
@@ -39,6 +41,17 @@ def require_tool() -> Callable[[str], str]:
         return _found(name, f"{TOOLS / 'stable/usr/bin'}:{os.environ['PATH']}")
 
     return require
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[S3Server]:
+    """Return a running S3-compatible server with an empty bucket."""
+    server = S3Server(tmp_path / "s3")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="session", params=["stable", "newest"])

@@ -43,6 +43,7 @@ VERDICT = Label("verdict", ("none", *get_args(Verdict)))
 RANK_STATE = Label("state", ("dumped", "missing", "pending", "stale", "unreadable", "remote"))
 DEVICE = Label("device", ("gpu", "nic"))
 FILE_RESULT = Label("result", ("parsed", "partial", "rejected", "unreadable"))
+PUBLISH_RESULT = Label("result", ("published", "failed", "denied", "dropped"))
 STAGE = Label("stage", ("read", "parse", "analyse"))
 CONFIDENCE = Label("confidence", get_args(Confidence))
 ATTRIBUTION_STATE = Label("attribution_state", tuple(state.value for state in AttributionState))
@@ -213,6 +214,21 @@ SECTIONS = (
                 "gauge",
                 (TRAINING_JOB, Label("path"), BACKEND),
                 "1 while the directory is watched, 0 while it cannot be.",
+            ),
+            MetricSpec(
+                "fr_exporter_publish_total",
+                "counter",
+                (PUBLISH_RESULT,),
+                "Attempts to publish this node's records; dropped: given up because the spool was full.",
+            ),
+            MetricSpec("fr_exporter_publish_spool_files", "gauge", (), "Objects that wait to be published."),
+            MetricSpec(
+                "fr_exporter_publish_delay_seconds",
+                "histogram",
+                (),
+                "From reading the newest dump of an object to the object being in the store; "
+                "not for what waited in the spool at start-up.",
+                buckets=(0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0),
             ),
             MetricSpec(
                 "fr_exporter_config_last_reload_successful",

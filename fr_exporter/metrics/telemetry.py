@@ -11,7 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from fr_exporter._version import __version__
 from fr_exporter.diagnosis import Cause
-from fr_exporter.metrics.catalog import CATALOG, CAUSE, FILE_RESULT, STAGE
+from fr_exporter.metrics.catalog import CATALOG, CAUSE, FILE_RESULT, PUBLISH_RESULT, STAGE
 from fr_exporter.metrics.labels import clean
 from fr_exporter.model import Scope
 
@@ -31,6 +31,9 @@ class Telemetry:
         self._stage_seconds = _histogram("fr_exporter_stage_duration_seconds")
         self._stage_failures = _counter("fr_exporter_stage_failures_total")
         self._latency = _histogram("fr_exporter_detection_latency_seconds")
+        self._published = _counter("fr_exporter_publish_total")
+        self._spool_files = _gauge("fr_exporter_publish_spool_files")
+        self._publish_delay = _histogram("fr_exporter_publish_delay_seconds")
         self._reload_successful = _gauge("fr_exporter_config_last_reload_successful")
         self._reload_time = _gauge("fr_exporter_config_last_reload_success_timestamp_seconds")
         self._incidents = _counter("fr_incidents_total")
@@ -42,11 +45,16 @@ class Telemetry:
             self._stage_seconds,
             self._stage_failures,
             self._latency,
+            self._published,
+            self._spool_files,
+            self._publish_delay,
             self._reload_successful,
             self._reload_time,
         )
         for result in FILE_RESULT.values:
             self._files.labels(result)
+        for result in PUBLISH_RESULT.values:
+            self._published.labels(result)
         for stage in STAGE.values:
             self._stage_seconds.labels(stage)
             self._stage_failures.labels(stage)
@@ -78,6 +86,18 @@ class Telemetry:
     def detection_latency(self, seconds: float) -> None:
         """Count the time from a file's mtime to its verdict; a clock that runs ahead gives 0, never less."""
         self._latency.observe(max(0.0, seconds))
+
+    def published(self, result: str) -> None:
+        """Count one attempt to publish; `result` is `published`, `failed`, `denied` or `dropped`."""
+        self._published.labels(result).inc()
+
+    def publish_delay(self, seconds: float) -> None:
+        """Count the time from reading a dump to its record being in the store."""
+        self._publish_delay.observe(seconds)
+
+    def spool_files(self, count: int) -> None:
+        """Note how many objects wait to be published."""
+        self._spool_files.set(count)
 
     def reloaded(self, *, success: bool, time_s: float) -> None:
         """Note how the last load of the configuration went, at the start too; `time_s` is seconds since the epoch."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
@@ -63,12 +64,13 @@ class Exporter:
 
 
 @contextmanager
-def serving(directory: Path, config: Config) -> Iterator[Exporter]:
-    """Run an exporter on a free port; whatever the test does not stop is killed at its end."""
+def serving(directory: Path, config: Config, *, env: Mapping[str, str] | None = None) -> Iterator[Exporter]:
+    """Run an exporter on a free port, with variables of its own; what the test does not stop is killed at its end."""
     config_file, stderr = directory / "config.yaml", directory / "stderr.log"
     write_config(config_file, config)
     command = [sys.executable, "-m", "fr_exporter", "serve", "--config", str(config_file)]
-    with stderr.open("wb") as stream, subprocess.Popen(command, stderr=stream) as process:
+    environment = {**os.environ, **(env or {})}
+    with stderr.open("wb") as stream, subprocess.Popen(command, stderr=stream, env=environment) as process:
         try:
             exporter = Exporter(process, config_file, stderr)
             exporter.wait_ready()

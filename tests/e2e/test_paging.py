@@ -45,6 +45,8 @@ EMPTY = {
         "FRDumpUnreadable warning",
         "FRExporterDown warning",
         "FRExporterWatchDown warning",
+        "FRExporterPublishFailing warning",
+        "FRExporterPublishFailing warning dropped",
         "FRExporterStageFailing critical",
         "FRExporterStageFailing warning",
         "FRExporterConfigReloadFailed warning",
@@ -62,6 +64,7 @@ EMPTY = {
         "incident: table Suspects C",
     },
     "its calls are the same on all ranks": {"incident: table Calls that differ between ranks A"},
+    "nothing is published": {"exporter: timeseries Dump to store A", "exporter: timeseries Dump to store B"},
     "no series was left out": {"exporter: timeseries Series left out A"},
 }
 

@@ -323,10 +323,12 @@ def test_dumps_that_land_with_the_signal_are_not_lost(tmp_path: Path, dumps: Pat
         ({"limits": {"max_memory": "16MiB"}}, "limits.max_memory"),
         ({"topology": {"hosts_file": "/nowhere/hosts"}}, "topology.hosts_file"),
         ({"web": {"listen": "{taken}"}}, "web.listen"),
+        ({"targets": [{"url": "s4://bucket/fleet"}]}, "'s4' is no protocol of fsspec"),
+        ({"publish": {"url": "s4://bucket/fleet"}, "topology": {"node": "n"}}, "'s4' is no protocol of fsspec"),
     ],
 )
 def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path, dumps: Path, change: Config, message: str) -> None:
-    """A limit below what it needs, a hosts file that is not there, a port in use: one line, exit code 2."""
+    """A limit below what it needs, a hosts file that is not there, a port in use, no store: one line, exit code 2."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         text = json.dumps({"web": {"listen": "127.0.0.1:0"}, **watching(dumps), **change})
         (tmp_path / "config.yaml").write_text(text.replace("{taken}", f"127.0.0.1:{taken.getsockname()[1]}"))

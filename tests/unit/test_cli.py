@@ -317,12 +317,17 @@ def test_analyze_starts_without_the_daemons_libraries(hang: Path) -> None:
 def test_check_config_says_what_would_be_watched(tmp_path: Path, capsys: Capture) -> None:
     """A good configuration prints its targets; one that expands variables shows what they became."""
     file = tmp_path / "config.yaml"
-    file.write_text("targets: [{training_job: llm, path: /dumps, scope: node}, {path: /jobs, discover: true}]")
+    file.write_text(
+        "targets: [{training_job: llm, path: /dumps, scope: node}, {path: /jobs, discover: true}, "
+        "{training_job: llama 7, url: s3://bucket/fr/}, {url: 'sftp://me:secret@host/fr', discover: true}]"
+    )
     assert main(["check-config", str(file)]) == 0
     assert capsys.readouterr().out == (
         f"{file}: ok\n"
         "  llm (scope node): /dumps/_dump_*\n"
         "  each sub-directory (scope job): /jobs/<training job>/_dump_*\n"
+        "  llama 7 (scope job): s3://bucket/fr/llama%207/<attempt>/<node>\n"
+        "  each sub-directory (scope job): sftp://***@host/fr/<training job>/<attempt>/<node>\n"
     )
 
 

@@ -16,6 +16,7 @@ from fr_exporter.config import (
     IncidentOptions,
     Limits,
     Log,
+    Publish,
     Target,
     Topology,
     Watch,
@@ -40,10 +41,12 @@ DEFAULTS = Config(
                 "/home/me/.cache/torch/nccl_trace_rank_",
                 "/home/me/.cache/torch/comm_lib_trace_rank_",
             ),
+            url=None,
             scope="job",
             world_size=None,
             discover=False,
             discover_ttl_s=86_400.0,
+            retention_s=None,
         ),
     ),
     watch=Watch(backend="auto", poll_interval_s=2.0, rescan_interval_s=30.0),
@@ -51,6 +54,14 @@ DEFAULTS = Config(
     analysis=AnalysisOptions(min_open_age_s=15.0),
     incidents=IncidentOptions(ttl_s=3_600.0, history=50),
     topology=Topology(ranks_per_node=None, hosts_file=None, node=None),
+    publish=Publish(
+        url=None,
+        training_job=None,
+        attempt=0,
+        recent_calls=200,
+        spool_dir="/tmp/fr-exporter-spool",
+        spool_max_bytes=67_108_864,
+    ),
     limits=Limits(
         max_dump_bytes=268_435_456,
         max_memory_bytes=1_073_741_824,
@@ -90,26 +101,28 @@ def test_every_key_reaches_its_field() -> None:
     text = """
     targets:
       - {training_job: 4711, path: /a, pattern: rank_*, scope: node, world_size: 16}
-      - {path: /jobs, discover: true, discover_ttl: 1h}
+      - {url: "s3://bucket/a", discover: true, discover_ttl: 1h, retention: 720h}
     watch: {backend: polling, poll_interval: 500ms, rescan_interval: 5m}
     dump_set: {settle: 0s, window: 30s, grace: 90s}
     analysis: {min_open_age: 3s}
     incidents: {ttl: 10m, history: 7}
     topology: {ranks_per_node: 8, hosts_file: /etc/hosts.mpi, node: n1}
+    publish: {attempt: 3, recent_calls: 2000, spool_dir: /spool, spool_max_bytes: 1GiB}
     limits: {max_dump_bytes: 1000, max_memory: 2GiB, max_ranks: 5, max_rank_series: 6, max_suspects: 0}
     web: {listen: "[::1]:9000", config_file: null, enable_reload: true, shutdown_linger: 20s}
     log: {level: debug, format: json}
     """
     assert loaded(text) == Config(
         targets=(
-            Target("4711", "/a", "rank_*", (), "node", 16, discover=False, discover_ttl_s=86_400.0),
-            Target(None, "/jobs", "_dump_*", (), "job", None, discover=True, discover_ttl_s=3_600.0),
+            Target("4711", "/a", "rank_*", (), None, "node", 16, False, 86_400.0, None),
+            Target(None, None, None, (), "s3://bucket/a", "job", None, True, 3_600.0, 2_592_000.0),
         ),
         watch=Watch("polling", 0.5, 300.0),
         dump_set=DumpSetOptions(0.0, 30.0, 90.0),
         analysis=AnalysisOptions(3.0),
         incidents=IncidentOptions(600.0, 7),
         topology=Topology(8, "/etc/hosts.mpi", "n1"),
+        publish=Publish(None, None, 3, 2000, "/spool", 1024**3),
         limits=Limits(1000, 2 * 1024**3, 5, 6, 0),
         web=Web("::1", 9000, None, enable_reload=True, shutdown_linger_s=20.0),
         log=Log("debug", "json"),
@@ -161,6 +174,35 @@ def test_the_environment_names_the_job_and_the_node_by_default() -> None:
     assert (config.targets[0].training_job, config.topology.node) == ("llm", "n1")
 
 
+def test_the_environment_tells_the_attempt_and_where_the_spool_is() -> None:
+    """A launcher that counts restarts sets FR_ATTEMPT; the spool goes where temporary files go on the node."""
+    publish = loaded("", FR_ATTEMPT="7", TMPDIR="/scratch").publish
+    assert (publish.attempt, publish.spool_dir) == (7, "/scratch/fr-exporter-spool")
+
+
+def test_a_node_publishes_to_a_url_and_under_a_name_of_its_own() -> None:
+    """`publish.training_job` renames the only job there is, and NODE_NAME is enough to name the node."""
+    text = "targets: [{path: /dumps}]\npublish: {url: file:///shared/$$a, training_job: llm-7}"
+    config = loaded(text, NODE_NAME="n1")
+    assert (config.publish.url, config.publish.training_job) == ("file:///shared/$a", "llm-7")
+    assert loaded(effective_text(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("sftp://me:s3cr3t@host/a", "sftp://***@host/a"),
+        ("simplecache::ftp://me:s3c@r3t@host/a", "simplecache::ftp://***@host/a"),
+    ],
+)
+def test_the_effective_configuration_hides_what_stands_before_a_host(written: str, shown: str) -> None:
+    """Who may see /config does not learn the password of the store."""
+    config = loaded(f"publish: {{url: '{written}'}}", NODE_NAME="n1")
+    assert config.publish.url == written
+    assert yaml.safe_load(effective_text(config))["publish"]["url"] == shown
+
+
 @pytest.mark.parametrize(
     ("env", "prefixes"),
     [
@@ -206,9 +248,11 @@ def test_the_effective_configuration_loads_to_the_same_values() -> None:
     targets:
       - {training_job: "12", prefix: "/a$$b/rank_"}
       - {path: /jobs, discover: true, discover_ttl: 36h}
+      - {training_job: b, url: "s3://bucket/$$a", retention: 90m}
     watch: {poll_interval: 1500ms}
     limits: {max_dump_bytes: 1500, max_memory: 3072MiB}
     topology: {node: "null"}
+    publish: {spool_dir: /$$a, spool_max_bytes: 1000}
     web: {listen: "[::1]:9000"}
     """
     config = loaded(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -412,6 +413,32 @@ def test_one_rank_on_two_hosts() -> None:
     )
     assert found.dumps[5].operations[0].issued_ns == (BEGIN + 2) * SECOND
     assert "rank_node07_5 instead of rank_node02_5" in found.warnings[0]
+
+
+def of_node(node: str, rank: int, *, issued_s: float = 1.0) -> tuple[DumpFile, Outcome]:
+    """Return what a node brought of a rank."""
+    return file(rank, path=f"s3://b/{node}#{rank}", node=node), dump(rank, issued_s=[issued_s])
+
+
+@pytest.mark.parametrize(
+    ("other", "usable", "refused", "stale"),
+    [
+        pytest.param(of_node("b", 0, issued_s=2), [1], [0], [], id="different"),
+        pytest.param(of_node("b", 0), [0, 1], [], [], id="the-same"),
+        pytest.param(of_node("b", 0, issued_s=-HOUR), [0, 1], [], [], id="stale"),
+    ],
+)
+def test_a_rank_that_two_nodes_brought_is_used_where_they_agree(
+    other: tuple[DumpFile, Outcome], usable: list[int], refused: list[int], stale: list[int]
+) -> None:
+    """Of different dumps nobody knows which is right: both nodes are named; a stale one has no say."""
+    found = final_set([of_node("a", 0), of_node("a", 1), other], replace(settings(), by_node=True))
+    assert list(found.dumps) == usable
+    assert [why.rank for why in found.unreadable] == refused
+    assert sorted(found.stale) == stale
+    for why in found.unreadable:
+        assert (why.result, "nodes a and b" in why.error) == ("rejected", True)
+        assert any("rank 0" in warning for warning in found.warnings)
 
 
 # Unreadable files
