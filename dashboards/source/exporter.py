@@ -38,11 +38,12 @@ def dashboard() -> Dashboard:
     return board(
         EXPORTER,
         "Flight-recorder exporter",
-        "Whether the exporters are up, watch their directories, and analyse dumps in time.",
+        "Whether the exporters are up, watch their directories and stores, and analyse dumps in time.",
         variables=[training_job(several=True), instance()],
         sections=[
             (None, [*_numbers(), _exporters(), _watches()]),
             ("From dump to verdict", [_latency(), _durations(), _failures(), _files(), _bytes(), _last_analysis()]),
+            ("Publishing", [_published(), _spool(), _publish_delay()]),
             ("Process", [_memory(), _cpu(), _open_files(), _dropped()]),
         ],
         incidents_of=OF_JOBS,
@@ -68,8 +69,9 @@ def _numbers() -> list[Panel]:
             steps=((None, GREEN), (1, RED)),
         ),
         stat(
-            "Directories not watched",
-            "Directories that are absent, not readable or not mounted. A hang there goes unseen.",
+            "Places not watched",
+            "Directories that are absent, not readable or not mounted, and stores that cannot be read. A hang there"
+            " goes unseen.",
             f"count(fr_exporter_watch_up{{{AT}, {OF_JOBS}}} == 0) or vector(0)",
             width=4,
             steps=((None, GREEN), (1, RED)),
@@ -131,8 +133,9 @@ def _exporters() -> Panel:
 def _watches() -> Panel:
     by = "cluster, namespace, instance, training_job, path, backend"
     return table(
-        "Watched directories",
-        "Down: the directory is absent, not readable or not mounted. A job whose directory is down is not watched.",
+        "Watched directories and stores",
+        "Down: the directory is absent, not readable or not mounted, or the store cannot be read. A job whose place is"
+        " down is not watched.",
         [f"min by ({by}) (fr_exporter_watch_up{{{AT}, {OF_JOBS}}})"],
         [
             Column("training_job", "Job", 150),
@@ -143,24 +146,16 @@ def _watches() -> Panel:
         ],
         width=12,
         height=8,
-        no_value="No directory is watched",
+        no_value="Nothing is watched",
         sort=[("Watch", False)],
     )
 
 
 def _latency() -> Panel:
-    buckets = f"sum by (le) (rate(fr_exporter_detection_latency_seconds_bucket{{{AT}}}[$__rate_interval]))"
-    return lines(
+    return _quantiles(
         "Dump to verdict",
         "From a dump file's mtime to the verdict being visible, over all exporters. Gaps: no dumps came.",
-        [
-            (f"histogram_quantile(0.5, {buckets}) >= 0", "p50"),
-            (f"histogram_quantile(0.99, {buckets}) >= 0", "p99"),
-        ],
-        width=8,
-        unit="s",
-        colors={"p50": GREEN, "p99": ORANGE},
-        points=True,
+        "fr_exporter_detection_latency_seconds",
         no_value="No dumps in this time",
     )
 
@@ -231,6 +226,55 @@ def _last_analysis() -> Panel:
         height=8,
         no_value="Nothing was analysed yet",
         sort=[("Ago", False)],
+    )
+
+
+def _published() -> Panel:
+    return lines(
+        "Attempts to publish",
+        "Attempts of node exporters to put their records into the store. Failed: it did not answer; denied: it refused"
+        " the credentials. Both are tried again. Dropped: the spool was full, and the oldest records were given up.",
+        [(f"sum by (result) (increase(fr_exporter_publish_total{{{AT}}}[$__rate_interval]))", "{{result}}")],
+        width=8,
+        decimals=0,
+        colors={"published": GREEN, "failed": ORANGE, "denied": YELLOW, "dropped": RED},
+    )
+
+
+def _spool() -> Panel:
+    return lines(
+        "Objects that wait to be published",
+        "An object holds the records of one node. 0: the store has all; so it is where nothing is published.",
+        [(f"max by (instance) (fr_exporter_publish_spool_files{{{AT}}})", "{{instance}}")],
+        width=8,
+        decimals=0,
+    )
+
+
+def _publish_delay() -> Panel:
+    return _quantiles(
+        "Dump to store",
+        "From reading a node's newest dump to its record being in the store, over all exporters. Gaps: nothing was"
+        " published.",
+        "fr_exporter_publish_delay_seconds",
+        no_value="Nothing was published in this time",
+    )
+
+
+def _quantiles(title: str, description: str, histogram: str, *, no_value: str) -> Panel:
+    buckets = f"sum by (le) (rate({histogram}_bucket{{{AT}}}[$__rate_interval]))"
+    return lines(
+        title,
+        description,
+        [
+            (f"histogram_quantile(0.5, {buckets}) >= 0", "p50"),
+            (f"histogram_quantile(0.99, {buckets}) >= 0", "p99"),
+        ],
+        width=8,
+        unit="s",
+        colors={"p50": GREEN, "p99": ORANGE},
+        points=True,
+        no_value=no_value,
     )
 
 

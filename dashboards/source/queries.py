@@ -13,7 +13,7 @@ GROUP = RULE_VALUES["group"]
 MEMORY = RULE_VALUES["memory"]
 KNOWN = RULE_VALUES["known"]
 RECENT_S = RULE_VALUES["recent_s"]
-EXPORTER = "cluster, namespace, job, instance"
+EXPORTER = RULE_VALUES["exporter"]
 
 # Finer than scrapes usually are, and coarse enough for a query of a panel.
 STEP = "5s"
@@ -82,8 +82,13 @@ def hung_jobs(jobs: str) -> str:
   or
   max by ({JOB}, scope) ({present("fr_waiting_ranks", jobs, NODES)}) > 0
     and on ({JOB}) (training_job:fr_rank_dump_timestamp_seconds:max{{{jobs}}} > time() - {RECENT_S})
-    unless on ({JOB}) max by ({JOB}) ({present("fr_hang", jobs, WHOLE)})
+    unless on ({JOB}) {_known(jobs)}
 )"""
+
+
+def _known(jobs: str) -> str:
+    """Return PromQL with one series for each job whose exporters that see the whole of it count, and others do not."""
+    return f"training_job:fr_hang:known{{{jobs}}}"
 
 
 def verdict(jobs: str) -> str:
@@ -141,14 +146,16 @@ def waiting_ranks(jobs: str) -> str:
 def suspects(jobs: str, *labels: str) -> str:
     """Return PromQL with one series for each suspect rank of the jobs that hang, with these labels of it."""
     by = ", ".join((JOB, "rank", *labels))
-    return f"(max by ({by}) ({last_shown('fr_suspect_rank', jobs)}) and on ({JOB}) {hung_jobs(jobs)})"
+    of_nodes = f'label_replace({_known(jobs)}, "scope", "node", "", "")'
+    shown = f"{last_shown('fr_suspect_rank', jobs)} unless on ({JOB}, scope) {of_nodes}"
+    return f"(max by ({by}) ({shown}) and on ({JOB}) {hung_jobs(jobs)})"
 
 
 def suspect_count(jobs: str) -> str:
     """Return PromQL for the number of suspect ranks of each job that hangs, also beyond those with a series."""
     return f"""(
   (
-    sum by ({JOB}) (max by ({JOB}, cause) ({present("fr_suspect_ranks", jobs, WHOLE)}))
+    sum by ({JOB}) (max by ({JOB}, cause) ({present("fr_suspect_ranks", jobs, WHOLE)})) and on ({JOB}) {_known(jobs)}
     or
     count by ({JOB}) (max by ({JOB}, rank) ({last_shown("fr_suspect_rank", f"{jobs}, {NODES}")}))
   )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 _JOB = "cluster, namespace, training_job"
 _GROUP = f"{_JOB}, process_group, process_group_desc"
+_EXPORTER = "cluster, namespace, job, instance"
 
 # Dumps older than this concern nobody any more; the default of incidents.ttl in the exporter's configuration.
 _RECENT_S = 3600
@@ -27,6 +28,10 @@ RULE_VALUES = {
     "watch_down_for": "2m",
     "reload_failed_for": "5m",
     "series_dropped_for": "5m",
+    # A store that is slow, or restarts, is no news.
+    "publish_failing_for": "5m",
+    # How long the alert stands after records were dropped.
+    "publish_dropped_window": "15m",
     # An exporter that was up within this time is missed when it is not.
     "known": "1d",
     "analysis_failure_window": "15m",
@@ -38,6 +43,7 @@ RULE_VALUES = {
     "stage_failing_for": "10m",
     "runbook": "https://github.com/fr-exporter/fr_exporter/blob/main/docs/runbook.md",
     "job": _JOB,
+    "exporter": _EXPORTER,
     "group": _GROUP,
     "group_rank": f"{_GROUP}, rank, rank_node",
     # What an incident's verdict can change in.
