@@ -227,36 +227,43 @@ def measure(url: str, environment: Mapping[str, str], late: Mapping[Path, bytes]
     started = time.perf_counter()
     with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL) as process:
         try:
-            wait_until(lambda: _dumped() == ranks - LATE, 300)
+            wait_until(lambda: dumped() == ranks - LATE, 300)
             print(f"  from cold to the verdict over {ranks - LATE:,} ranks: {time.perf_counter() - started:.1f} s")
             started = time.perf_counter()
             for path, data in late.items():
                 unfinished = path.with_name(f".{path.name}")
                 unfinished.write_bytes(data)
                 unfinished.replace(path)
-            wait_until(lambda: _dumped() == ranks, 300)
+            wait_until(lambda: dumped() == ranks, 300)
             print(f"  from {LATE} changed objects to the verdict over all: {time.perf_counter() - started:.1f} s")
-            said = json.load(urlopen(f"http://127.0.0.1:{PORT}/api/v1/diagnosis"))
-            if said["suspect_ranks"] != [STALLED_RANK]:
-                sys.exit(f"wrong answer: {said['summary']}")
-            print(f"  peak memory: {_peak_bytes(process.pid) / 2**20:,.0f} MiB")
+            suspects = re.findall(r'^fr_suspect_rank\{.*rank="(\d+)"', metrics(), re.MULTILINE)
+            if suspects != [str(STALLED_RANK)]:
+                sys.exit(f"wrong answer: {suspects}")
+            print(f"  peak memory: {peak_bytes(process.pid) / 1e9:.2f} GB")
         finally:
             process.kill()
 
 
-def _dumped() -> float:
+def metrics() -> str:
+    """Return what the exporter shows, nothing while it does not answer."""
     try:
         with urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as answer:
-            text = answer.read().decode()
+            text: str = answer.read().decode()
+            return text
     except (URLError, OSError):
-        return -1
-    found = re.search(r'^fr_dump_set_ranks\{[^}]*state="dumped"[^}]*\} (\S+)$', text, re.MULTILINE)
-    return -1 if found is None else float(found[1])
+        return ""
 
 
-def _peak_bytes(pid: int) -> int:
+def dumped() -> float | None:
+    """Return the number of ranks that the verdict is over."""
+    found = re.search(r'^fr_dump_set_ranks\{.*state="dumped".*\} (\S+)$', metrics(), re.MULTILINE)
+    return None if found is None else float(found[1])
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the largest resident memory that a process had."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float) -> None:

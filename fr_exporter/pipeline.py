@@ -97,7 +97,7 @@ class Pipeline:
 
     def analyse(self, dump_set: DumpSet, generated_at_ns: int) -> Diagnosis:
         """Return the verdict over a dump set."""
-        with self._stage("analyse"):
+        with collector_paused(), self._stage("analyse"):
             return diagnose(dump_set, generated_at_ns=generated_at_ns, min_open_age_ns=self._min_open_age_ns)
 
     def _parse(self, file: DumpFile) -> tuple[RankDump, int]:
@@ -267,7 +267,7 @@ def _one_file(path: str) -> tuple[list[DumpFile], tuple[str, ...]]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: dumps hold no cycles, and a collection walks every dump read so far."""
+    """Pause the garbage collector: dumps and verdicts hold no cycles, and a collection walks every dump read so far."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -25,7 +25,6 @@ from fr_exporter.model import (
     Reading,
     Standing,
     UnreadableFile,
-    columns,
 )
 from fr_exporter.parsing.interning import Interning
 from fr_exporter.parsing.record.wire import (
@@ -138,11 +137,9 @@ class _Shared:
 def _dump(record: RankRecord, node: str, source: str, shared: _Shared) -> RankDump:
     packed_rows = bytes(record.calls)
     rows = _Rows.of(packed_rows, shared)
-    details = {detail.place: detail for detail in record.details}
+    told = {detail.place: rows.operation(detail.place, detail) for detail in record.details}
     progress = tuple(GroupProgress(shared.groups[group], *counts) for group, *counts in record.counters)
-    readings = _Readings({each.group.key: each for each in progress}, rows, details)
-    if any(detail.stack is not None and detail.stack >= len(shared.stacks) for detail in record.details):
-        raise MalformedDump("not records: a call has a stack that is not there")
+    readings = _Readings({each.group.key: each for each in progress}, told)
     return RankDump(
         rank=record.rank,
         node=node,
@@ -152,11 +149,11 @@ def _dump(record: RankRecord, node: str, source: str, shared: _Shared) -> RankDu
         groups=tuple(shared.groups[group] for group in record.groups),
         progress=progress,
         operations=Calls(
-            by_group=rows.by_group(),
+            by_group=rows.by_group,
             kinds=[shared.signatures[index].kind for index in rows.signatures],
             extremes=_extremes(record.extremes, shared),
             history=record.history,
-            rows=_PackedRows(packed_rows, shared, details),
+            rows=_PackedRows(packed_rows, shared, told),
         ),
         health=record.health,
         dump_time_ns=shared.here(record.dump_time_ns),
@@ -181,6 +178,7 @@ class _Rows:
     """The calls of one rank, for as long as they are looked at."""
 
     shared: _Shared
+    by_group: Mapping[str, Column]
     record_ids: Sequence[int]
     signatures: Sequence[int]
     states: Sequence[tuple[str, bool]]
@@ -192,28 +190,29 @@ class _Rows:
     def of(cls, packed: bytes, shared: _Shared) -> _Rows:
         """Unpack them. Raises LookupError, ValueError or DecodeError where they do not fit together."""
         rows = _DECODE_ROWS(packed)
-        placed: dict[int, tuple[int, int, int]] = {}
+        by_group: dict[str, Column] = {}
+        placed: dict[int, tuple[ProcessGroup, int, int]] = {}
         for column in rows.columns:
-            numbers = (column.places, column.collective_seq_ids, column.p2p_seq_ids)
-            for place, *seq_ids in zip(*map(_sums, numbers), strict=True):
-                placed[place] = (column.group, *seq_ids)
+            group = shared.groups[column.group]
+            places, seq_ids = list(accumulate(column.places)), list(accumulate(column.collective_seq_ids))
+            by_group[group.key] = Column(places, seq_ids)
+            numbers = zip(seq_ids, accumulate(column.p2p_seq_ids), strict=True)
+            placed.update((place, (group, *of_kind)) for place, of_kind in zip(places, numbers, strict=True))
         whole = [placed[place] for place in range(len(rows.record_ids))]
-        if not len(placed) == len(rows.signatures) == len(rows.states) == len(whole):
-            raise ValueError("columns of calls differ in length")
+        lengths = {len(whole), len(placed), len(rows.signatures), len(rows.states)}
+        if lengths != {sum(len(column.indices) for column in by_group.values())}:
+            raise ValueError("columns of calls do not fit together")
         groups, collective_seq_ids, p2p_seq_ids = zip(*whole, strict=True) if whole else ((), (), ())
         return cls(
             shared=shared,
-            record_ids=_sums(rows.record_ids),
+            by_group=by_group,
+            record_ids=_checked(list(accumulate(rows.record_ids))),
             signatures=rows.signatures,
             states=list(map(shared.states.__getitem__, rows.states)),
-            groups=list(map(shared.groups.__getitem__, groups)),
-            collective_seq_ids=collective_seq_ids,
-            p2p_seq_ids=p2p_seq_ids,
+            groups=groups,
+            collective_seq_ids=_checked(collective_seq_ids),
+            p2p_seq_ids=_checked(p2p_seq_ids),
         )
-
-    def by_group(self) -> dict[str, Column]:
-        """Return the calls of each group by group key."""
-        return columns(self.groups, self.collective_seq_ids)
 
     def outline(self, index: int) -> Outline:
         """Return the outline of the call at an index."""
@@ -258,9 +257,8 @@ class _Rows:
         )
 
 
-def _sums(differences: Sequence[int]) -> list[int]:
-    """Return the numbers that were written as differences. Raises ValueError where one does not fit in 64 bits."""
-    numbers = list(accumulate(differences))
+def _checked(numbers: Sequence[int]) -> Sequence[int]:
+    """Return numbers that fit in 64 bits. Raises ValueError where one does not."""
     if numbers and not -_LIMIT <= min(numbers) <= max(numbers) < _LIMIT:
         raise ValueError("a number does not fit in 64 bits")
     return numbers
@@ -268,16 +266,24 @@ def _sums(differences: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _PackedRows:
-    """Calls as they came: of thousands of ranks a few are looked at, so they stay packed until then."""
+    """Calls as they came: of thousands of ranks a few are looked at, so they stay packed until then.
+
+    The calls that details are `told` of are those that are looked at most.
+    """
 
     packed: bytes
     shared: _Shared
-    details: Mapping[int, CallDetail]
+    told: Mapping[int, Operation]
 
     def operations(self, indices: Iterable[int]) -> Iterator[Operation]:
         """Return the calls at some indices."""
-        rows = _Rows.of(self.packed, self.shared)
-        return (rows.operation(index, self.details.get(index)) for index in indices)
+        rows = None
+        for index in indices:
+            call = self.told.get(index)
+            if call is None:
+                rows = rows or _Rows.of(self.packed, self.shared)
+                call = rows.operation(index, None)
+            yield call
 
     def outlines(self, indices: Iterable[int]) -> list[Outline]:
         """Return the outlines of the calls at some indices."""
@@ -289,8 +295,7 @@ class _Readings:
     """What the accounts of one rank are made of."""
 
     counters: Mapping[str, GroupProgress]
-    rows: _Rows
-    details: Mapping[int, CallDetail]
+    told: Mapping[int, Operation]
 
     def account(self, account: WireAccount, shared: _Shared) -> Account:
         """Return the account of one group. Raises ValueError where nothing is told of it."""
@@ -318,5 +323,4 @@ class _Readings:
             pairs_done=None if pairs is None else {(source, target): count for source, target, count in pairs},
             hides_transfers=reading.hides_transfers,
         )
-        places = accumulate(reading.open_calls)
-        return Reading(standing, [self.rows.operation(place, self.details.get(place)) for place in places])
+        return Reading(standing, [self.told[place] for place in accumulate(reading.open_calls)])
