@@ -94,7 +94,9 @@ def _add_version(parser: argparse.ArgumentParser) -> None:
 
 def _add_analyze_arguments(parser: argparse.ArgumentParser) -> None:
     paths = parser.add_mutually_exclusive_group(required=True)
-    paths.add_argument("--fr-path", metavar="PATH", help="the dumps: a directory, one file, or a path prefix")
+    paths.add_argument(
+        "--fr-path", metavar="PATH", help="the dumps: a directory, one file, a path prefix, or a job's URL of records"
+    )
     paths.add_argument("path", metavar="PATH", nargs="?", help="the same, for short")
     parser.add_argument(
         "-p",

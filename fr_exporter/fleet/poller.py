@@ -15,7 +15,8 @@ from fr_exporter.config import Target
 from fr_exporter.errors import StoreError
 from fr_exporter.fleet.attempts import Attempts
 from fr_exporter.fleet.discovery import Discovery
-from fr_exporter.fleet.layout import parse_attempt, parse_name, quoted
+from fr_exporter.fleet.layout import parse_name, quoted
+from fr_exporter.fleet.listing import Listing, list_job
 from fr_exporter.fleet.objects import Batch, Objects
 from fr_exporter.fleet.pool import Pool
 from fr_exporter.fleet.retention import PrunedStore, Retention
@@ -53,19 +54,6 @@ class _Followed:
     objects: Objects
     tokens: dict[str, tuple[str, ...]] = field(default_factory=dict)
     up: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """The objects of the attempt of a job that counts, by path below the URL."""
-
-    attempt: int | None
-    objects: Mapping[str, ObjectInfo]
-
-    @property
-    def newest_ns(self) -> int | None:
-        """When the newest object was written."""
-        return max((info.mtime_ns for info in self.objects.values()), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +182,7 @@ class Poller:
         yield from _together(acts)
         yield from self._fetch(store, wanted)
 
-    def _list(self, store: PolledStore) -> dict[str, _Listing | StoreError]:
+    def _list(self, store: PolledStore) -> dict[str, Listing | StoreError]:
         """List the jobs that are followed, or, with discovery, those that it asks for."""
         if self._discovery is None:
             return {folder: self._pool.result(self._listing_of(store, folder)) for folder in self._jobs}
@@ -211,8 +199,8 @@ class Poller:
                 self._discovery.judge(folder, outcome.newest_ns, self._wall_ns())
         return dict(zip(folders, outcomes, strict=True))
 
-    def _listing_of(self, store: PolledStore, folder: str) -> Callable[[], _Listing]:
-        return partial(_list_job, store, folder, self._attempts.setdefault(folder, Attempts()))
+    def _listing_of(self, store: PolledStore, folder: str) -> Callable[[], Listing]:
+        return partial(list_job, store, folder, self._attempts.setdefault(folder, Attempts()))
 
     def _tell(self, names: tuple[str, ...] | None) -> Iterator[Act]:
         """Yield what tells which jobs are alive, where that is news."""
@@ -220,7 +208,7 @@ class Poller:
             self._told = (names,)
             yield partial(self._discovered, names)
 
-    def _compare(self, job: _Followed, listing: _Listing, *, more: bool) -> Iterator[Act]:
+    def _compare(self, job: _Followed, listing: Listing, *, more: bool) -> Iterator[Act]:
         """Forget what is gone, and yield what tells the job so, where there is something to tell."""
         kept = {path: token for path, token in job.tokens.items() if path in listing.objects}
         if not job.up or len(kept) != len(job.tokens):
@@ -308,23 +296,7 @@ class Poller:
             self._taken.wait()
 
 
-def _list_job(store: PolledStore, folder: str, attempts: Attempts) -> _Listing:
-    there = [attempt for name in store.folders(folder) if (attempt := parse_attempt(name)) is not None]
-    found: dict[int, Mapping[str, ObjectInfo]] = {}
-    for attempt in attempts.candidates(there):
-        found[attempt] = _list_attempt(store, f"{folder}/{attempt}")
-        attempts.judge(attempt, max((info.mtime_ns for info in found[attempt].values()), default=None))
-    present = attempts.present
-    if present is None:
-        return _Listing(None, {})
-    return _Listing(present, found[present] if present in found else _list_attempt(store, f"{folder}/{present}"))
-
-
-def _list_attempt(store: PolledStore, folder: str) -> Mapping[str, ObjectInfo]:
-    return {f"{folder}/{info.name}": info for info in store.objects(folder) if parse_name(info.name) is not None}
-
-
-def _changed(job: _Followed, listing: _Listing) -> Iterator[_Wanted]:
+def _changed(job: _Followed, listing: Listing) -> Iterator[_Wanted]:
     if listing.attempt is not None:
         for path, info in listing.objects.items():
             if job.tokens.get(path) != info.token:

@@ -81,7 +81,7 @@ def plain(text: str, status: HTTPStatus = HTTPStatus.OK) -> Response:
 
 def as_json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
     """Return a JSON document, in ASCII: a name in a dump may hold a lone surrogate, which UTF-8 cannot."""
-    return _response(status, "application/json", json.dumps(value, indent=2) + "\n")
+    return _response(status, "application/json", json.dumps(value) + "\n")
 
 
 def error(message: str, status: HTTPStatus, **details: Any) -> Response:

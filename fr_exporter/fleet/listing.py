@@ -1,0 +1,53 @@
+"""What is there of a job: the objects of the attempt that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fr_exporter.fleet.attempts import Attempts
+from fr_exporter.fleet.layout import parse_attempt, parse_name
+
+if TYPE_CHECKING:
+    from fr_exporter.fleet.objectstore import ObjectInfo
+
+
+class ListedStore(Protocol):
+    """What lists objects. Both methods raise StoreError."""
+
+    def folders(self, path: str) -> Sequence[str]:
+        """Return the names of the folders directly in a folder."""
+
+    def objects(self, path: str) -> Sequence[ObjectInfo]:
+        """Return the objects directly in a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The objects of the attempt of a job that counts, by path below the URL."""
+
+    attempt: int | None
+    objects: Mapping[str, ObjectInfo]
+
+    @property
+    def newest_ns(self) -> int | None:
+        """When the newest object was written."""
+        return max((info.mtime_ns for info in self.objects.values()), default=None)
+
+
+def list_job(store: ListedStore, folder: str, attempts: Attempts) -> Listing:
+    """Look at the attempts that are due, and return what is there of the one that counts. Raises StoreError."""
+    there = [attempt for name in store.folders(folder) if (attempt := parse_attempt(name)) is not None]
+    found: dict[int, Mapping[str, ObjectInfo]] = {}
+    for attempt in attempts.candidates(there):
+        found[attempt] = _list_attempt(store, f"{folder}/{attempt}")
+        attempts.judge(attempt, max((info.mtime_ns for info in found[attempt].values()), default=None))
+    present = attempts.present
+    if present is None:
+        return Listing(None, {})
+    return Listing(present, found[present] if present in found else _list_attempt(store, f"{folder}/{present}"))
+
+
+def _list_attempt(store: ListedStore, folder: str) -> Mapping[str, ObjectInfo]:
+    return {f"{folder}/{info.name}": info for info in store.objects(folder) if parse_name(info.name) is not None}
