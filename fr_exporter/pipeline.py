@@ -53,12 +53,13 @@ class Fetched:
 class Record:
     """What one rank's record in an object says. `file` stands for the dump that it was made from.
 
-    `version` is the same where the record is of the same dump as before.
+    `version` is the same where the record is of the same dump as before. `clock_offset_ns` was added to its times.
     """
 
     file: DumpFile
     version: tuple[object, ...]
     outcome: Outcome
+    clock_offset_ns: int
 
 
 class Pipeline:
@@ -180,11 +181,12 @@ def _records(records: NodeRecords, fetched: Fetched) -> Iterator[Record]:
         )
         mtime_ns = fetched.mtime_ns if written_ns is None else written_ns
         file = DumpFile(dump.source, dump.rank, fetched.node, mtime_ns, len(fetched.data))
-        yield Record(file, version, dump)
+        yield Record(file, version, dump, offset_ns)
     for refused in records.unreadable:
         if refused.rank is not None:
             file = DumpFile(f"{fetched.url}#{refused.rank}", refused.rank, fetched.node, fetched.mtime_ns, 0)
-            yield Record(file, (refused.error,), replace(refused, file=f"{fetched.node}:{refused.file}"))
+            outcome = replace(refused, file=f"{fetched.node}:{refused.file}")
+            yield Record(file, (refused.error,), outcome, offset_ns)
 
 
 def open_dump(path: str) -> BinaryIO:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from fr_exporter.dumpset import Outcome
 from fr_exporter.model import DumpFile, UnreadableFile
@@ -25,6 +26,13 @@ class Batch:
     more: bool
 
 
+class RecordObserver(StageObserver, Protocol):
+    """What is told of records beside what is told of any dump."""
+
+    def clock_offset(self, training_job: str, seconds: float) -> None:
+        """Note how far ahead of the store's clock that of the node furthest off is."""
+
+
 class Objects:
     """Reads the records that a poller brings. Belongs to the worker's thread.
 
@@ -37,7 +45,7 @@ class Objects:
         name: str,
         training_job: str,
         pipeline: Pipeline,
-        telemetry: StageObserver,
+        telemetry: RecordObserver,
         *,
         since_ns: int,
         ttl_ns: int,
@@ -55,6 +63,8 @@ class Objects:
         self._to_do: deque[Callable[[Sink], None]] = deque()
         # What was found at start-up is told at once, when all of it is there.
         self._found: list[tuple[DumpFile, Outcome]] = []
+        # By object: what was added to its times.
+        self._offsets: dict[str, int] = {}
         # By object, then by the path of a record: the versions of the records there.
         self._versions: dict[str, dict[str, list[tuple[object, ...]]]] = {}
         self._refused: dict[str, UnreadableFile] = {}
@@ -96,6 +106,7 @@ class Objects:
 
     def _forget_others(self, urls: frozenset[str], sink: Sink) -> None:
         for url in (self._versions.keys() | self._refused.keys()) - urls:
+            self._offsets.pop(url, None)
             for path in self._versions.pop(url, ()):
                 sink.gone(path)
             self._accept(url, sink)
@@ -110,6 +121,7 @@ class Objects:
         for record in records:
             by_path.setdefault(record.file.path, []).append(record)
         before = self._versions.get(fetched.url, {})
+        self._offsets[fetched.url] = max((record.clock_offset_ns for record in records), key=abs, default=0)
         versions = {path: [record.version for record in of_rank] for path, of_rank in by_path.items()}
         self._versions[fetched.url] = versions
         for path in before.keys() - versions.keys():
@@ -132,8 +144,10 @@ class Objects:
             sink.found(late)
 
     def _settle(self, sink: Sink) -> None:
-        """End the first listing."""
+        """End a listing; the first one tells what was found at start-up."""
         self._complete = True
+        furthest_ns = max(self._offsets.values(), key=abs, default=0)
+        self._telemetry.clock_offset(self._training_job, -furthest_ns / 1e9)
         if self._found:
             sink.found(self._found)
             self._found = []

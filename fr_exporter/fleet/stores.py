@@ -7,9 +7,9 @@ from functools import partial
 
 from fr_exporter.config import Config, Target
 from fr_exporter.errors import StoreError, UsageError
-from fr_exporter.fleet.objects import Objects
+from fr_exporter.fleet.objects import Objects, RecordObserver
 from fr_exporter.fleet.poller import Act, PolledStore, Poller
-from fr_exporter.pipeline import Pipeline, StageObserver
+from fr_exporter.pipeline import Pipeline
 from fr_exporter.text import shown_url
 
 
@@ -36,7 +36,7 @@ class Stores:
         call: Callable[[Act], None],
         changed: Act,
         open_store: Callable[[str], PolledStore],
-        telemetry: StageObserver,
+        telemetry: RecordObserver,
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
     ) -> None:

@@ -216,6 +216,13 @@ SECTIONS = (
                 "1 while the directory is watched, 0 while it cannot be.",
             ),
             MetricSpec(
+                "fr_exporter_clock_offset_seconds",
+                "gauge",
+                (TRAINING_JOB,),
+                "How far ahead of the store's clock that of a node is, of all nodes the one furthest off; "
+                "their times are corrected. Only of jobs that are read from a store.",
+            ),
+            MetricSpec(
                 "fr_exporter_publish_total",
                 "counter",
                 (PUBLISH_RESULT,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
@@ -31,6 +32,7 @@ class Telemetry:
         self._stage_seconds = _histogram("fr_exporter_stage_duration_seconds")
         self._stage_failures = _counter("fr_exporter_stage_failures_total")
         self._latency = _histogram("fr_exporter_detection_latency_seconds")
+        self._clock_offset = _gauge("fr_exporter_clock_offset_seconds")
         self._published = _counter("fr_exporter_publish_total")
         self._spool_files = _gauge("fr_exporter_publish_spool_files")
         self._publish_delay = _histogram("fr_exporter_publish_delay_seconds")
@@ -45,6 +47,7 @@ class Telemetry:
             self._stage_seconds,
             self._stage_failures,
             self._latency,
+            self._clock_offset,
             self._published,
             self._spool_files,
             self._publish_delay,
@@ -87,6 +90,10 @@ class Telemetry:
         """Count the time from a file's mtime to its verdict; a clock that runs ahead gives 0, never less."""
         self._latency.observe(max(0.0, seconds))
 
+    def clock_offset(self, training_job: str, seconds: float) -> None:
+        """Show how far ahead of the store's clock that of the node furthest off is."""
+        self._clock_offset.labels(clean(training_job)).set(seconds)
+
     def published(self, result: str) -> None:
         """Count one attempt to publish; `result` is `published`, `failed`, `denied` or `dropped`."""
         self._published.labels(result).inc()
@@ -111,7 +118,9 @@ class Telemetry:
             self._incidents.labels(clean(training_job), scope, cause)
 
     def job_forgotten(self, training_job: str, scope: Scope) -> None:
-        """Drop the incident counter of a job that is gone."""
+        """Drop what is shown of a job that is gone."""
+        with suppress(KeyError):  # it came from directories
+            self._clock_offset.remove(clean(training_job))
         for cause in CAUSE.values:
             self._incidents.remove(clean(training_job), scope, cause)
 

@@ -326,6 +326,7 @@ def full_registry() -> CollectorRegistry:
     telemetry.incident_opened("llm-70b", "job", Cause.DEVICE_STALL)
     telemetry.observe_stage("parse", 0.01, True)
     telemetry.file_read("rejected", 512)
+    telemetry.clock_offset("llm-70b", 300.0)
     telemetry.detection_latency(-3.0)
     telemetry.reloaded(success=True, time_s=1_758_610_000.0)
     telemetry.reloaded(success=False, time_s=1_758_620_000.0)

@@ -430,12 +430,29 @@ def test_two_nodes_that_claim_a_rank_accuse_nobody(fleet: Fleet) -> None:
 
 
 def test_clocks_that_are_apart_do_not_matter(fleet: Fleet) -> None:
-    """A node whose clock is five minutes ahead neither makes the others stale nor seems to be of the future."""
+    """A node whose clock is five minutes ahead makes nobody stale and seems not of the future; a warning names it."""
     fleet.publish(stalled_job(), "n0", ahead_s=300.0)
     fleet.publish(stalled_job(), "n1")
     fleet.wait(4)
     assert fleet.diagnosis().dumped_ranks == (0, 1, 2, 3)
-    assert (fleet.diagnosis().suspect_ranks, fleet.diagnosis().warnings) == ([2], ())
+    assert fleet.diagnosis().suspect_ranks == [2]
+    assert fleet.diagnosis().warnings == (
+        "the clock of node n0 is 300 s ahead of that of the store; its times are corrected (rank 0 and 1 more)",
+    )
+    assert fleet.counted("fr_exporter_clock_offset_seconds") == 300
+
+
+def test_a_volume_that_nodes_date_by_their_own_clocks(fleet: Fleet) -> None:
+    """Where nothing tells that a clock is five minutes ahead, what lands now is of one set, whatever its times are."""
+    fleet.wait(2)
+    fleet.publish(stalled_job(), "n0")
+    fleet.publish(stalled_job(), "n1", ahead_s=300.0)
+    ahead_ns = fleet.wall_ns() + 300 * SECOND
+    os.utime(fleet.root / "llm/0/n1", ns=(ahead_ns, ahead_ns))
+    fleet.wait(4)
+
+    assert (fleet.diagnosis().dumped_ranks, fleet.diagnosis().stale_ranks) == ((0, 1, 2, 3), ())
+    assert (fleet.diagnosis().verdict, fleet.diagnosis().suspect_ranks) == ("hang", [2])
 
 
 def test_a_clock_that_is_corrected_otherwise_opens_no_new_set(fleet: Fleet) -> None:

@@ -158,9 +158,15 @@ def _dump(record: RankRecord, node: str, source: str, shared: _Shared) -> RankDu
         health=record.health,
         dump_time_ns=shared.here(record.dump_time_ns),
         has_counters=record.has_counters,
-        warnings=record.warnings,
+        warnings=(*record.warnings, *_clock_warning(node, shared.clock_offset_ns)),
         accounts={shared.groups[account.group].key: readings.account(account, shared) for account in record.accounts},
     )
+
+
+def _clock_warning(node: str, offset_ns: int) -> Iterator[str]:
+    if offset_ns:
+        off = f"{abs(offset_ns) // 10**9} s {'behind' if offset_ns > 0 else 'ahead of'}"
+        yield f"the clock of node {node} is {off} that of the store; its times are corrected"
 
 
 def _extremes(extremes: WireExtremes, shared: _Shared) -> Extremes:
