@@ -82,6 +82,7 @@ class Job:
         self._pending_ranks: set[int] = set()
         self._analyse_at = math.inf
         self._expires_at = math.inf
+        self._analysis_took_s = 0.0
         self._diagnosis: Diagnosis | None = None
         self._last_analysis_ns: int | None = None
         self._latest = IncidentUpdate(diagnosis=None, incident=None, hang=False, changed=(), counted=None)
@@ -160,8 +161,12 @@ class Job:
         self._shared.store.forget(self.options.training_job)
 
     def _soon(self) -> None:
-        """Analyse when settled, counted from the first change, so that changes cannot put it off for ever."""
-        self._analyse_at = min(self._analyse_at, self._shared.clock() + self.options.dump_set.settle_s)
+        """Analyse when settled, counted from the first change, so that changes cannot put it off for ever.
+
+        Where the analysis takes longer than that, as of thousands of ranks, as much time is left for reading as for it.
+        """
+        wait_s = max(self.options.dump_set.settle_s, self._analysis_took_s)
+        self._analyse_at = min(self._analyse_at, self._shared.clock() + wait_s)
 
     def _analyse(self, now: float) -> None:
         present = self._tracker.present(now)
@@ -175,6 +180,7 @@ class Job:
         self._diagnosis = self._pipeline.analyse(present, self._last_analysis_ns) if has_files else None
         if self._diagnosis is not None and self.options.hosts is not None:
             self._diagnosis = locate_suspects(self._diagnosis, self.options.hosts)
+        self._analysis_took_s = self._shared.clock() - now
         self._pending_ranks = set(self._diagnosis.pending_ranks if self._diagnosis is not None else ())
         self._conclude(now)
 

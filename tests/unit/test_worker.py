@@ -118,6 +118,28 @@ def stalled_job(world_size: int = 4, guilty: int = 2) -> Job:
     return job
 
 
+def test_reading_gets_as_much_time_as_the_analysis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an analysis takes 10 s, the next one waits as long: the files of thousands of ranks are read meanwhile."""
+    bench = Bench(target(tmp_path))
+    analysed: list[tuple[float, int]] = []
+
+    def slowly(dump_set: DumpSet, **options: Any) -> Diagnosis:
+        analysed.append((bench.clock.seconds, len(dump_set.dumps)))
+        bench.clock.seconds += 10
+        return diagnose(dump_set, **options)
+
+    monkeypatch.setattr("fr_exporter.pipeline.diagnose", slowly)
+    job = Job(8)
+    job.collective(job.world, by=job.world.without(3))
+    for rank in range(7):
+        bench.write(tmp_path, job, rank)
+        bench.wait(4)
+
+    first, second = analysed[:2]
+    assert second[0] - first[0] >= 20
+    assert second[1] - first[1] > 1
+
+
 def test_files_that_keep_landing_do_not_put_the_verdict_off(tmp_path: Path) -> None:
     """With a file every half second and a settling time of one, there is a verdict before the files end."""
     bench = Bench(target(tmp_path))
