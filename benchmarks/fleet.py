@@ -232,7 +232,7 @@ def measure(url: str, environment: Mapping[str, str], late: Mapping[Path, bytes]
             started = time.perf_counter()
             for path, data in late.items():
                 unfinished = path.with_name(f".{path.name}")
-                unfinished.write_bytes(data)
+                unfinished.write_bytes(record.stamp(data, time.time_ns()))
                 unfinished.replace(path)
             wait_until(lambda: dumped() == ranks, 300)
             print(f"  from {LATE} changed objects to the verdict over all: {time.perf_counter() - started:.1f} s")
