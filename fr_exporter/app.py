@@ -214,8 +214,15 @@ def _open_outlet(config: Config, telemetry: Telemetry) -> Outlet | None:
     """Return what publishes the dumps, None where that is off. Raises UsageError where the URL cannot be used."""
     if config.publish.url is None:
         return None
-    from fr_exporter.fleet.outlet import Outlet  # noqa: PLC0415  as in _check_stores
+    from fr_exporter.fleet.layout import Place, object_name  # noqa: PLC0415  as in _check_stores
+    from fr_exporter.fleet.outlet import Outlet  # noqa: PLC0415
 
+    for target in config.targets:
+        job = config.publish.training_job or target.training_job or "discovered"
+        try:
+            object_name(Place(job, config.publish.attempt, config.topology.node or ""))
+        except ValueError as error:
+            raise UsageError(f"publish: {error}") from error
     return Outlet(config.publish, config.topology, telemetry)
 
 

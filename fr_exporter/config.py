@@ -396,6 +396,12 @@ def _path(text: str) -> str:
     return text
 
 
+def _text(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{text!r} is not UTF-8 text")
+    return text
+
+
 def _url(text: str) -> str:
     if "://" not in text:
         raise ValueError(f"{text!r} is not a URL such as s3://bucket/path; for a directory write file:///path")
@@ -439,7 +445,7 @@ _NO_WEB_CONFIG = _Type(_no_web_config)
 _PATH = _Type(_path, _shown_text)
 _PREFIX = _Type(lambda text: (_path(text),), _shown_prefixes)
 _SIZE = _Type(_size, lambda value: _with_unit(value, _SIZE_UNITS))
-_TEXT = _Type(str, _shown_text)
+_TEXT = _Type(_text, _shown_text)
 _URL = _Type(_url, _shown_url)
 
 _TARGET = {

@@ -8,6 +8,8 @@ from urllib.parse import quote, unquote
 
 # As large as a record can hold.
 _LAST_ATTEMPT = 2**31 - 1
+# What file systems allow.
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +24,26 @@ class Place:
 def object_name(place: Place) -> str:
     """Return the name of a place's object below the store's URL.
 
-    Raises ValueError for a name that is empty or not text, and for an attempt that a record cannot hold.
+    Raises ValueError for a name that is empty, not text or too long, and for an attempt that a record cannot hold.
     """
     if not 0 <= place.attempt <= _LAST_ATTEMPT:
         raise ValueError(f"{place.attempt} is not an attempt from 0 to {_LAST_ATTEMPT}")
-    return f"{quoted(place.training_job)}/{place.attempt}/{quoted(place.node)}"
+    job, node = quoted(place.training_job), quoted(place.node)
+    for name, part in ((place.training_job, job), (place.node, node)):
+        if len(part) > _LONGEST_NAME:
+            size = f"{len(part)} bytes when quoted, and a file name has {_LONGEST_NAME} at most"
+            raise ValueError(f"the name {name!r} takes {size}; shorten it")
+    return f"{job}/{place.attempt}/{node}"
 
 
 def quoted(name: str) -> str:
     """Return what stands for a job or a node in a path. Raises ValueError for a name that is empty or not text."""
     if not name:
         raise ValueError("an empty name cannot be that of a job or a node")
-    text = quote(name, safe="")
+    try:
+        text = quote(name, safe="")
+    except UnicodeEncodeError:
+        raise ValueError(f"the name {name!r} is not UTF-8 text") from None
     # A file system takes "." and ".." for itself, and what begins with "." is a temporary file.
     return f"%2E{text[1:]}" if text.startswith(".") else text
 

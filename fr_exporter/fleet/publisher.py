@@ -77,6 +77,9 @@ class Publisher:
         self._idle = False
         self._hurry = False
         self._closed = False
+        # Guards the spool: `run` may hang in the store for longer than the process lasts.
+        self._spooling = threading.Lock()
+        self._left = False
         # The digest of what this process put into the store, by name.
         self._published: dict[str, bytes] = {}
         # Each is said once, and again only after all was published.
@@ -104,7 +107,7 @@ class Publisher:
                 wait_s = self._due() - self._clock()
                 if wait_s > 0 and not self._closed:
                     self._changed.wait(min(wait_s, threading.TIMEOUT_MAX))
-        self._spool.close()
+        self.leave()
 
     def step(self) -> float:
         """Take in one offer, else make one attempt to publish; return when something is due next."""
@@ -142,16 +145,34 @@ class Publisher:
             self._closed = True
             self._changed.notify_all()
 
+    def leave(self) -> None:
+        """Leave to the next process what is not published, with what was offered while the store held `run` up.
+
+        After `close`. For any thread, and only the first call counts.
+        """
+        with self._changed:
+            offers = list(self._offers.items())
+            self._offers.clear()
+        for place, (records, read_at) in offers:
+            try:
+                self._take_in(object_name(place), self._encode(records), read_at)
+            except Exception:
+                log.exception("publishing: internal error, please report it")
+        with self._spooling:
+            if not self._left:
+                self._left = True
+                self._spool.close()
+
     def _due(self) -> float:
-        if self._offers or self._hurry:
+        if self._offers or self._hurry or self._closed:
             return -math.inf
         return self._spool.next().retry_at if self._spool else math.inf
 
     def _take_in(self, name: str, data: bytes, read_at: float) -> None:
-        waiting = self._spool.get(name)
-        if data == waiting.data if waiting is not None else _digest(data) == self._published.get(name):
-            return
-        dropped = self._spool.put(name, data, read_at)
+        with self._spooling:
+            waiting = self._spool.get(name)
+            is_known = data == waiting.data if waiting is not None else _digest(data) == self._published.get(name)
+            dropped = 0 if is_known or self._left else self._spool.put(name, data, read_at)
         for _ in range(dropped):
             self._telemetry.published("dropped")
         if dropped and not self._said_dropping:
@@ -181,13 +202,16 @@ class Publisher:
         waiting.retry_at = self._clock() + longest_s * (0.5 + 0.5 * self._jitter())
 
     def _succeeded(self, waiting: Waiting) -> None:
-        self._spool.remove(waiting.name)
+        with self._spooling:
+            # It may be another object by now: what was offered meanwhile is to be published, too.
+            if not self._left and self._spool.get(waiting.name) is waiting:
+                self._spool.remove(waiting.name)
+            # What has failed may work too, now that the store does.
+            self._spool.retry_now()
         self._published[waiting.name] = _digest(waiting.data)
         self._telemetry.published("published")
         if waiting.read_at is not None:
             self._telemetry.publish_delay(self._clock() - waiting.read_at)
-        # What has failed may work too, now that the store does.
-        self._spool.retry_now()
         if not self._spool:
             if self._said_failing:
                 log.info("publishing works again, nothing is left to publish")

@@ -353,6 +353,14 @@ def test_a_bad_configuration_is_one_line(content: bytes, message: str, tmp_path:
         assert err.count("\n") == 1
 
 
+def test_a_node_whose_objects_no_file_system_could_name_does_not_start(tmp_path: Path, capsys: Capture) -> None:
+    """Said at the start in one line, since the first hang would be too late."""
+    file = tmp_path / "config.yaml"
+    file.write_text(f"publish: {{url: 'file://{tmp_path}', spool_dir: {tmp_path}}}\ntopology: {{node: {'n' * 256}}}\n")
+    assert main(["serve", "--config", str(file)]) == 2
+    assert capsys.readouterr().err.endswith("256 bytes when quoted, and a file name has 255 at most; shorten it\n")
+
+
 @pytest.mark.parametrize("entry", [main, attribution_main])
 def test_version_and_help(entry: Callable[[list[str]], int], capsys: Capture) -> None:
     """Both commands say what they are, with exit code 0."""

@@ -174,6 +174,12 @@ def test_the_environment_names_the_job_and_the_node_by_default() -> None:
     assert (config.targets[0].training_job, config.topology.node) == ("llm", "n1")
 
 
+def test_a_name_that_is_not_text_is_refused() -> None:
+    """A variable may hold any bytes; those that are not UTF-8 could name no node in a record and on no page."""
+    with pytest.raises(ConfigError, match=r"topology\.node: 'n\\+udcff' is not UTF-8 text"):
+        loaded("", NODE_NAME="n\udcff")
+
+
 def test_the_environment_tells_the_attempt_and_where_the_spool_is() -> None:
     """A launcher that counts restarts sets FR_ATTEMPT; the spool goes where temporary files go on the node."""
     publish = loaded("", FR_ATTEMPT="7", TMPDIR="/scratch").publish

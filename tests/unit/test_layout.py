@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fr_exporter.fleet.layout import Place, object_name, parse_attempt, parse_name, quoted
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=21)
 ATTEMPTS = st.integers(0, 2**31 - 1)
 
 
@@ -43,6 +43,13 @@ def test_a_foreign_name_stands_for_nothing(text: str) -> None:
 def test_a_foreign_folder_is_no_attempt(text: str) -> None:
     """An attempt is written in one way only, and is no larger than a record can hold."""
     assert parse_attempt(text) is None
+
+
+@pytest.mark.parametrize("place", [Place("j", 0, "n" * 256), Place("日" * 29, 0, "n"), Place("j", 0, "n\udcff")])
+def test_a_name_that_no_file_can_have_is_refused(place: Place) -> None:
+    """A file name has at most 255 bytes, and a quoted CJK character takes nine of them."""
+    with pytest.raises(ValueError, match=r"shorten it|not UTF-8 text"):
+        object_name(place)
 
 
 @pytest.mark.parametrize("place", [Place("", 0, "n"), Place("j", 0, ""), Place("j", -1, "n"), Place("j", 2**31, "n")])

@@ -16,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from fr_exporter.config import load
 from fr_exporter.errors import StoreError
 from fr_exporter.fleet.layout import Place, object_name
 from fr_exporter.fleet.objectstore import ObjectStore
+from fr_exporter.fleet.outlet import Outlet
 from fr_exporter.fleet.publisher import ObjectWriter, Publisher
 from fr_exporter.fleet.spool import Spool
 from fr_exporter.metrics.telemetry import Telemetry
-from fr_exporter.model import NodeRecords, UnreadableFile
+from fr_exporter.model import DumpSet, NodeRecords, UnreadableFile
 
 URL = "file:///store"
 N1, N2, N3 = (Place("job", 0, f"n{number}") for number in (1, 2, 3))
@@ -373,6 +375,27 @@ def test_offers_return_while_the_store_hangs(tmp_path: Path) -> None:
     assert len(store.attempts) == 2
 
 
+def test_what_was_offered_while_the_store_hangs_is_left_to_the_next_process(tmp_path: Path) -> None:
+    """The store answers no more before the end, and after it: the next process finds the latest of each place."""
+    store = HangingStore()
+    with running(store, tmp_path) as publisher:
+        publisher.offer(N1, records(N1, "first"), 0.0)
+        assert store.entered.wait(60.0)
+        publisher.offer(N1, records(N1, "latest"), 0.0)
+        publisher.offer(N2, records(N2, ""), 0.0)
+        publisher.offer(N3, records(N3, "other"), 0.0)
+        assert not publisher.drain(0.0)
+        publisher.close()
+        publisher.leave()
+        store.let_go.set()
+    left = Spool(str(tmp_path), URL, 2**20)
+    assert {name: waiting.data for place in (N1, N2, N3) if (waiting := left.get(name := object_name(place)))} == {
+        object_name(N1): b"latest",
+        object_name(N3): b"other",
+    }
+    left.close()
+
+
 def test_the_end_does_not_wait_for_a_backoff(tmp_path: Path) -> None:
     """By a clock that stands still no retry is ever due: to drain makes one more attempt at once."""
     store = Store(lambda: 0.0)
@@ -383,6 +406,22 @@ def test_the_end_does_not_wait_for_a_backoff(tmp_path: Path) -> None:
         store.health = "up"
         assert publisher.drain(60.0)
     assert store.objects == {object_name(N1): b"a@1"}
+
+
+@pytest.mark.parametrize("training_job", ["日" * 60, "job\udcff"])
+def test_a_directory_whose_name_no_object_can_have_is_not_published(
+    training_job: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory that is discovered may have any name: the log says so once, and nothing waits for ever."""
+    options = load("publish: {url: 'file:///nowhere'}", env={"TMPDIR": str(tmp_path), "NODE_NAME": "n"}, home="")
+    outlet = Outlet(options.publish, options.topology, Telemetry(CollectorRegistry()))
+    outlet.start()
+    for _ in range(2):
+        outlet.publish(DumpSet(training_job=training_job, source="", scope="node", dumps={}))
+    outlet.stop(60.0)
+    [(level, line)] = said(caplog)
+    assert level == logging.WARNING
+    assert line.startswith(f"training job {training_job} is not published: the name ")
 
 
 def test_a_shared_directory_that_is_mounted_late_gets_everything(
