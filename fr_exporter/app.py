@@ -200,29 +200,20 @@ class _Daemon:
 
 
 def _check_stores(config: Config) -> None:
-    """Raise UsageError where the URL of a target cannot be used, whether or not anything answers there."""
-    urls = [target.url for target in config.targets if target.url is not None]
-    if urls:
+    """Raise UsageError where the stores of a configuration cannot be used, whether or not anything answers there."""
+    if config.uses_stores:
         # The drivers of stores would take a third of the start.
-        from fr_exporter.fleet.objectstore import ObjectStore  # noqa: PLC0415
+        from fr_exporter.fleet.check import check_stores  # noqa: PLC0415
 
-        for url in urls:
-            ObjectStore(url)
+        check_stores(config)
 
 
 def _open_outlet(config: Config, telemetry: Telemetry) -> Outlet | None:
-    """Return what publishes the dumps, None where that is off. Raises UsageError where the URL cannot be used."""
+    """Return what publishes the dumps, None where that is off."""
     if config.publish.url is None:
         return None
-    from fr_exporter.fleet.layout import Place, object_name  # noqa: PLC0415  as in _check_stores
-    from fr_exporter.fleet.outlet import Outlet  # noqa: PLC0415
+    from fr_exporter.fleet.outlet import Outlet  # noqa: PLC0415  as in _check_stores
 
-    for target in config.targets:
-        job = config.publish.training_job or target.training_job or "discovered"
-        try:
-            object_name(Place(job, config.publish.attempt, config.topology.node or ""))
-        except ValueError as error:
-            raise UsageError(f"publish: {error}") from error
     return Outlet(config.publish, config.topology, telemetry)
 
 

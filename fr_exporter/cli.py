@@ -200,7 +200,14 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _check_config(arguments: argparse.Namespace) -> int:
     config = _load_config(arguments.file)
+    if config.uses_stores:
+        from fr_exporter.fleet.check import check_stores  # noqa: PLC0415  as in _serve
+
+        check_stores(config)
     lines = [f"{arguments.file or BUILT_IN}: ok", *map(_target_text, config.targets)]
+    if config.publish.url is not None:
+        place = f"{config.publish.training_job or '<training job>'}/{config.publish.attempt}/{config.topology.node}"
+        lines.append(f"  published to {shown_url(config.publish.url).rstrip('/')}/{place}")
     _write("".join(f"{printable(line)}\n" for line in lines))
     return EXIT_OK
 

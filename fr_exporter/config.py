@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fr_exporter.yaml_text import Section, Value
 
 DEFAULT_PATTERN = "_dump_*"
+UNNAMED_JOB = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,11 @@ class Config:
     web: Web
     log: Log
 
+    @property
+    def uses_stores(self) -> bool:
+        """Whether anything is read from a store, or published to one."""
+        return self.publish.url is not None or any(target.url is not None for target in self.targets)
+
 
 def load(text: str, *, env: Mapping[str, str], home: str) -> Config:
     """Return the configuration that YAML `text` describes; empty text gives the defaults.
@@ -162,6 +168,7 @@ def load(text: str, *, env: Mapping[str, str], home: str) -> Config:
         for name, section in _SECTIONS.items()
     }
     config = Config(targets=_targets(targets, env, home), **sections)
+    _check_retention(config, targets)
     _check_publish(config, written.get("publish"))
     return config
 
@@ -230,6 +237,15 @@ def _target(section: Section | None, name: str, env: Mapping[str, str], home: st
     return Target(**fields)
 
 
+def _check_retention(config: Config, sections: Sequence[Section]) -> None:
+    """Raise ConfigError where records would be removed while the incident that they show is open."""
+    ttl_s = config.incidents.ttl_s
+    for index, (target, section) in enumerate(zip(config.targets, sections, strict=False)):
+        if target.retention_s is not None and target.retention_s <= ttl_s:
+            message = f"targets[{index}].retention must be longer than incidents.ttl, {_shown_duration(ttl_s)}"
+            raise _error(section.values["retention"], message)
+
+
 def _check_publish(config: Config, section: Section | None) -> None:
     """Raise ConfigError where what is to be published has no name, or is no node's own."""
     publish = config.publish
@@ -240,6 +256,10 @@ def _check_publish(config: Config, section: Section | None) -> None:
         raise _error(section.values["url"], message)
     if publish.url is not None and any(target.url is not None for target in config.targets):
         message = "publish.url is for the exporters of nodes; remove it, or every target with a url"
+        raise _error(section.values["url"], message)
+    is_unnamed = any(target.training_job == UNNAMED_JOB for target in config.targets)
+    if publish.url is not None and publish.training_job is None and is_unnamed:
+        message = "publish.url needs the name of the training job; set FR_TRAINING_JOB or training_job"
         raise _error(section.values["url"], message)
     if publish.training_job is not None and (len(config.targets) > 1 or config.targets[0].discover):
         message = "publish.training_job is the name of one job; remove it, or keep one target without discover"
@@ -449,7 +469,7 @@ _TEXT = _Type(_text, _shown_text)
 _URL = _Type(_url, _shown_url)
 
 _TARGET = {
-    "training_job": _Key("training_job", _TEXT, "${FR_TRAINING_JOB:-default}"),
+    "training_job": _Key("training_job", _TEXT, f"${{FR_TRAINING_JOB:-{UNNAMED_JOB}}}"),
     "path": _Key("path", _PATH),
     "pattern": _Key("pattern", _TEXT),
     "prefix": _Key("prefixes", _PREFIX),

@@ -6,21 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fr_exporter.errors import DumpError
 from fr_exporter.fleet.attempts import Attempts
 from fr_exporter.fleet.layout import parse_attempt, parse_name
+from fr_exporter.parsing import record
 
 if TYPE_CHECKING:
     from fr_exporter.fleet.objectstore import ObjectInfo
 
 
 class ListedStore(Protocol):
-    """What lists objects. Both methods raise StoreError."""
+    """What is asked of a store. All methods raise StoreError."""
 
     def folders(self, path: str) -> Sequence[str]:
         """Return the names of the folders directly in a folder."""
 
     def objects(self, path: str) -> Sequence[ObjectInfo]:
         """Return the objects directly in a folder."""
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        """Return what an object holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,11 @@ def list_job(store: ListedStore, folder: str, attempts: Attempts) -> Listing:
     for attempt in attempts.candidates(there):
         found[attempt] = _list_attempt(store, f"{folder}/{attempt}")
         attempts.judge(attempt, max((info.mtime_ns for info in found[attempt].values()), default=None))
+    challenger = attempts.challenger
+    if challenger in found:
+        path, info = max(found[challenger].items(), key=lambda item: item[1].mtime_ns)
+        if not attempts.knows(challenger, info.token):
+            attempts.judge_dumps(challenger, info.token, _dumped_ns(store, path, info))
     present = attempts.present
     if present is None:
         return Listing(None, {})
@@ -51,3 +61,13 @@ def list_job(store: ListedStore, folder: str, attempts: Attempts) -> Listing:
 
 def _list_attempt(store: ListedStore, folder: str) -> Mapping[str, ObjectInfo]:
     return {f"{folder}/{info.name}": info for info in store.objects(folder) if parse_name(info.name) is not None}
+
+
+def _dumped_ns(store: ListedStore, path: str, info: ObjectInfo) -> int:
+    """Return when the newest dump in an object was made, by the clock of the store; 0 where it does not tell."""
+    if not 0 < info.size <= record.MAX_BYTES:
+        return 0
+    try:
+        return record.newest_dump_time(store.read(path, info.size), info.mtime_ns) or 0
+    except DumpError:
+        return 0

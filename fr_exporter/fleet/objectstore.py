@@ -141,9 +141,9 @@ class ObjectStore:
     def _check_device(self, *, holds_something: bool) -> None:
         """Raise StoreError where there is nothing any more, and on another device: the volume is not mounted."""
         device = os.stat(self._base).st_dev
-        if holds_something or self._device is None:
+        if holds_something:
             self._device = device
-        elif device != self._device:
+        elif self._device not in (None, device):
             raise StoreError(f"{shown_url(self._url)}: the volume is not mounted any more; mount it")
 
     def _remove_empty_folders(self, path: str) -> None:

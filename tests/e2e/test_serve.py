@@ -324,7 +324,10 @@ def test_dumps_that_land_with_the_signal_are_not_lost(tmp_path: Path, dumps: Pat
         ({"topology": {"hosts_file": "/nowhere/hosts"}}, "topology.hosts_file"),
         ({"web": {"listen": "{taken}"}}, "web.listen"),
         ({"targets": [{"url": "s4://bucket/fleet"}]}, "'s4' is no protocol of fsspec"),
-        ({"publish": {"url": "s4://bucket/fleet"}, "topology": {"node": "n"}}, "'s4' is no protocol of fsspec"),
+        (
+            {"publish": {"url": "s4://bucket/fleet", "training_job": "llm"}, "topology": {"node": "n"}},
+            "'s4' is no protocol of fsspec",
+        ),
     ],
 )
 def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path, dumps: Path, change: Config, message: str) -> None:

@@ -319,7 +319,7 @@ def test_check_config_says_what_would_be_watched(tmp_path: Path, capsys: Capture
     file = tmp_path / "config.yaml"
     file.write_text(
         "targets: [{training_job: llm, path: /dumps, scope: node}, {path: /jobs, discover: true}, "
-        "{training_job: llama 7, url: s3://bucket/fr/}, {url: 'sftp://me:secret@host/fr', discover: true}]"
+        "{training_job: llama 7, url: s3://bucket/fr/}, {url: 's3://me:secret@bucket/fr', discover: true}]"
     )
     assert main(["check-config", str(file)]) == 0
     assert capsys.readouterr().out == (
@@ -327,7 +327,7 @@ def test_check_config_says_what_would_be_watched(tmp_path: Path, capsys: Capture
         "  llm (scope node): /dumps/_dump_*\n"
         "  each sub-directory (scope job): /jobs/<training job>/_dump_*\n"
         "  llama 7 (scope job): s3://bucket/fr/llama%207/<attempt>/<node>\n"
-        "  each sub-directory (scope job): sftp://***@host/fr/<training job>/<attempt>/<node>\n"
+        "  each sub-directory (scope job): s3://***@bucket/fr/<training job>/<attempt>/<node>\n"
     )
 
 
@@ -353,11 +353,35 @@ def test_a_bad_configuration_is_one_line(content: bytes, message: str, tmp_path:
         assert err.count("\n") == 1
 
 
-def test_a_node_whose_objects_no_file_system_could_name_does_not_start(tmp_path: Path, capsys: Capture) -> None:
-    """Said at the start in one line, since the first hang would be too late."""
+def test_check_config_says_where_a_node_publishes(tmp_path: Path, capsys: Capture) -> None:
+    """What each job's object will be called, so that the fleet exporter's URL can be compared."""
     file = tmp_path / "config.yaml"
-    file.write_text(f"publish: {{url: 'file://{tmp_path}', spool_dir: {tmp_path}}}\ntopology: {{node: {'n' * 256}}}\n")
-    assert main(["serve", "--config", str(file)]) == 2
+    file.write_text("publish: {url: 's3://bucket/fr', training_job: llm, attempt: 3}\ntopology: {node: gpu-7}\n")
+    assert main(["check-config", str(file)]) == 0
+    assert capsys.readouterr().out.endswith("  published to s3://bucket/fr/llm/3/gpu-7\n")
+
+
+@pytest.mark.parametrize(
+    "section", ["targets: [{{url: '{url}'}}]", "publish: {{url: '{url}', training_job: llm}}\ntopology: {{node: n}}"]
+)
+@pytest.mark.parametrize(
+    ("url", "message"), [("s4://bucket", "'s4' is no protocol of fsspec"), ("file://fr", "names no store")]
+)
+def test_a_url_of_no_store_is_found_before_it_is_needed(
+    section: str, url: str, message: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """`check-config` refuses what no driver serves, on the reading and on the publishing side."""
+    file = tmp_path / "config.yaml"
+    file.write_text(section.format(url=url))
+    assert main(["check-config", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_node_whose_objects_no_file_system_could_name_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    """Said before the start in one line, since the first hang would be too late."""
+    file = tmp_path / "config.yaml"
+    file.write_text(f"publish: {{url: 'file://{tmp_path}', training_job: llm}}\ntopology: {{node: {'n' * 256}}}\n")
+    assert main(["check-config", str(file)]) == 2
     assert capsys.readouterr().err.endswith("256 bytes when quoted, and a file name has 255 at most; shorten it\n")
 
 

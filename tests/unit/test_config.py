@@ -204,7 +204,7 @@ def test_a_node_publishes_to_a_url_and_under_a_name_of_its_own() -> None:
 )
 def test_the_effective_configuration_hides_what_stands_before_a_host(written: str, shown: str) -> None:
     """Who may see /config does not learn the password of the store."""
-    config = loaded(f"publish: {{url: '{written}'}}", NODE_NAME="n1")
+    config = loaded(f"publish: {{url: '{written}'}}", NODE_NAME="n1", FR_TRAINING_JOB="llm")
     assert config.publish.url == written
     assert yaml.safe_load(effective_text(config))["publish"]["url"] == shown
 

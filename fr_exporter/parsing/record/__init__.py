@@ -7,8 +7,8 @@ which the analysis can need: every open call, and the last calls of all as the r
 
 from __future__ import annotations
 
-from fr_exporter.parsing.record.reading import decode, load
-from fr_exporter.parsing.record.wire import FORMAT
+from fr_exporter.parsing.record.reading import decode, load, newest_dump_time
+from fr_exporter.parsing.record.wire import FORMAT, MAX_BYTES
 from fr_exporter.parsing.record.writing import encode, stamp
 
-__all__ = ["FORMAT", "decode", "encode", "load", "stamp"]
+__all__ = ["FORMAT", "MAX_BYTES", "decode", "encode", "load", "newest_dump_time", "stamp"]

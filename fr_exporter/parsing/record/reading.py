@@ -27,6 +27,7 @@ from fr_exporter.model import (
     UnreadableFile,
 )
 from fr_exporter.parsing.interning import Interning
+from fr_exporter.parsing.plain import Int
 from fr_exporter.parsing.record.wire import (
     FORMAT,
     VERSION,
@@ -55,7 +56,17 @@ class _Head(msgspec.Struct, frozen=True):
     version: int
 
 
+class _DumpTime(msgspec.Struct, frozen=True):
+    dump_time_ns: Int | None
+
+
+class _DumpTimes(msgspec.Struct, frozen=True):
+    sent_ns: Int | None
+    ranks: list[_DumpTime]
+
+
 _DECODE_HEAD = msgspec.msgpack.Decoder(_Head).decode
+_DECODE_DUMP_TIMES = msgspec.msgpack.Decoder(_DumpTimes).decode
 _DECODE_OBJECT = msgspec.msgpack.Decoder(NodeObject).decode
 _DECODE_ROWS = msgspec.msgpack.Decoder(CallRows).decode
 
@@ -102,6 +113,19 @@ def decode(data: bytes, interning: Interning, *, source: str, mtime_ns: int) -> 
         )
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, ValueError) as error:
         raise MalformedDump(f"not records: {error}") from None
+
+
+def newest_dump_time(data: bytes, mtime_ns: int) -> int | None:
+    """Return when the newest dump in an object was made, by the clock of the store; None where it does not tell.
+
+    `mtime_ns` is when the object was written. Raises DumpError, as `load`.
+    """
+    try:
+        times = _DECODE_DUMP_TIMES(unpacked(data))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedDump(f"not records: {error}") from None
+    offset_ns = _clock_offset(times.sent_ns, mtime_ns)
+    return max((rank.dump_time_ns + offset_ns for rank in times.ranks if rank.dump_time_ns is not None), default=None)
 
 
 def _clock_offset(sent_ns: int | None, mtime_ns: int) -> int:
