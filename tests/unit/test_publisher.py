@@ -413,7 +413,8 @@ def test_a_directory_whose_name_no_object_can_have_is_not_published(
     training_job: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A directory that is discovered may have any name: the log says so once, and nothing waits for ever."""
-    options = load("publish: {url: 'file:///nowhere'}", env={"TMPDIR": str(tmp_path), "NODE_NAME": "n"}, home="")
+    text = "{targets: [{path: /dumps, discover: true}], publish: {url: 'file:///nowhere'}}"
+    options = load(text, env={"TMPDIR": str(tmp_path), "NODE_NAME": "n"}, home="")
     outlet = Outlet(options.publish, options.topology, Telemetry(CollectorRegistry()))
     outlet.start()
     for _ in range(2):
