@@ -17,7 +17,7 @@ from dataclasses import replace
 from fr_exporter.config import DEFAULT_PATTERN, Config, Target
 from fr_exporter.directory import Directories
 from fr_exporter.filenames import Matcher
-from fr_exporter.fleet.poller import PolledStore
+from fr_exporter.fleet.listing import RecordStore
 from fr_exporter.fleet.stores import Stores, open_store
 from fr_exporter.job import Job, JobOptions, Surroundings
 from fr_exporter.metrics.telemetry import Telemetry
@@ -46,7 +46,7 @@ class Worker:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
-        open_store: Callable[[str], PolledStore] = open_store,
+        open_store: Callable[[str], RecordStore] = open_store,
         publish: Callable[[DumpSet], None] | None = None,
     ) -> None:
         self.ready = threading.Event()

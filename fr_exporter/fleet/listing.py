@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,17 +15,20 @@ if TYPE_CHECKING:
     from fr_exporter.fleet.objectstore import ObjectInfo
 
 
-class ListedStore(Protocol):
-    """What is asked of a store. All methods raise StoreError."""
+class RecordStore(Protocol):
+    """What is asked of a store whose records are read. All methods raise StoreError."""
 
-    def folders(self, path: str) -> Sequence[str]:
+    def folders(self, path: str) -> list[str]:
         """Return the names of the folders directly in a folder."""
 
-    def objects(self, path: str) -> Sequence[ObjectInfo]:
+    def objects(self, path: str) -> list[ObjectInfo]:
         """Return the objects directly in a folder."""
 
     def read(self, path: str, max_bytes: int) -> bytes:
         """Return what an object holds."""
+
+    def remove(self, path: str) -> None:
+        """Remove an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Listing:
         return max((info.mtime_ns for info in self.objects.values()), default=None)
 
 
-def list_job(store: ListedStore, folder: str, attempts: Attempts) -> Listing:
+def list_job(store: RecordStore, folder: str, attempts: Attempts) -> Listing:
     """Look at the attempts that are due, and return what is there of the one that counts. Raises StoreError."""
     there = [attempt for name in store.folders(folder) if (attempt := parse_attempt(name)) is not None]
     found: dict[int, Mapping[str, ObjectInfo]] = {}
@@ -59,11 +62,11 @@ def list_job(store: ListedStore, folder: str, attempts: Attempts) -> Listing:
     return Listing(present, found[present] if present in found else _list_attempt(store, f"{folder}/{present}"))
 
 
-def _list_attempt(store: ListedStore, folder: str) -> Mapping[str, ObjectInfo]:
+def _list_attempt(store: RecordStore, folder: str) -> Mapping[str, ObjectInfo]:
     return {f"{folder}/{info.name}": info for info in store.objects(folder) if parse_name(info.name) is not None}
 
 
-def _dumped_ns(store: ListedStore, path: str, info: ObjectInfo) -> int:
+def _dumped_ns(store: RecordStore, path: str, info: ObjectInfo) -> int:
     """Return when the newest dump in an object was made, by the clock of the store; 0 where it does not tell."""
     if not 0 < info.size <= record.MAX_BYTES:
         return 0

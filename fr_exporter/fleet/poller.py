@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fr_exporter.config import Target
 from fr_exporter.errors import StoreError
 from fr_exporter.fleet.attempts import Attempts
 from fr_exporter.fleet.discovery import Discovery
 from fr_exporter.fleet.layout import parse_name, quoted
-from fr_exporter.fleet.listing import Listing, list_job
+from fr_exporter.fleet.listing import Listing, RecordStore, list_job
 from fr_exporter.fleet.objects import Batch, Objects
 from fr_exporter.fleet.pool import Pool
-from fr_exporter.fleet.retention import PrunedStore, Retention
+from fr_exporter.fleet.retention import Retention
 from fr_exporter.model import UnreadableFile
 from fr_exporter.pipeline import Fetched
 from fr_exporter.text import shown_url
@@ -37,13 +37,6 @@ _PATIENCE_S = 40.0
 Act = Callable[[], None]
 
 log = logging.getLogger(__name__)
-
-
-class PolledStore(PrunedStore, Protocol):
-    """What is asked of a store. All methods raise StoreError."""
-
-    def read(self, path: str, max_bytes: int) -> bytes:
-        """Return what an object holds."""
 
 
 @dataclass(slots=True)
@@ -84,7 +77,7 @@ class Poller:
         target: Target,
         url: str,
         *,
-        open_store: Callable[[str], PolledStore],
+        open_store: Callable[[str], RecordStore],
         hand_over: Callable[[Act, Act], None],
         discovered: Callable[[tuple[str, ...] | None], None],
         interval_s: float,
@@ -102,7 +95,7 @@ class Poller:
         self._clock = clock
         self._wall_ns = wall_ns
         self._pool = Pool(self._shown_url, _THREADS, patience_s)
-        self._store: PolledStore | None = None
+        self._store: RecordStore | None = None
         self._discovery = Discovery(int(target.discover_ttl_s * 1e9)) if target.discover else None
         self._told: tuple[tuple[str, ...] | None, ...] = ()
         job = None if target.training_job is None else quoted(target.training_job)
@@ -163,7 +156,7 @@ class Poller:
         else:
             self._note(self._shown_url, None)
 
-    def _look(self, store: PolledStore) -> Iterator[Act]:
+    def _look(self, store: RecordStore) -> Iterator[Act]:
         listings = self._list(store)
         if self._discovery is not None:
             names = (parse_name(folder) for folder in self._discovery.live)
@@ -182,7 +175,7 @@ class Poller:
         yield from _together(acts)
         yield from self._fetch(store, wanted)
 
-    def _list(self, store: PolledStore) -> dict[str, Listing | StoreError]:
+    def _list(self, store: RecordStore) -> dict[str, Listing | StoreError]:
         """List the jobs that are followed, or, with discovery, those that it asks for."""
         if self._discovery is None:
             return {folder: self._pool.result(self._listing_of(store, folder)) for folder in self._jobs}
@@ -199,7 +192,7 @@ class Poller:
                 self._discovery.judge(folder, outcome.newest_ns, self._wall_ns())
         return dict(zip(folders, outcomes, strict=True))
 
-    def _listing_of(self, store: PolledStore, folder: str) -> Callable[[], Listing]:
+    def _listing_of(self, store: RecordStore, folder: str) -> Callable[[], Listing]:
         return partial(list_job, store, folder, self._attempts.setdefault(folder, Attempts()))
 
     def _tell(self, names: tuple[str, ...] | None) -> Iterator[Act]:
@@ -221,7 +214,7 @@ class Poller:
                 job.up = False
                 yield job.objects.lost
 
-    def _fetch(self, store: PolledStore, wanted: Sequence[_Wanted]) -> Iterator[Act]:
+    def _fetch(self, store: RecordStore, wanted: Sequence[_Wanted]) -> Iterator[Act]:
         """Fetch objects, and yield what gives them to their jobs, a batch at a time."""
         left = Counter(each.job.training_job for each in wanted)
         for part in _parts(wanted):
@@ -236,7 +229,7 @@ class Poller:
                 acts.append(_give(of_job, more=left[training_job] > 0))
             yield from _together(acts)
 
-    def _fetch_one(self, store: PolledStore, wanted: _Wanted) -> Fetched | UnreadableFile:
+    def _fetch_one(self, store: RecordStore, wanted: _Wanted) -> Fetched | UnreadableFile:
         url, info = self._url(wanted.path), wanted.info
         if info.size > self._max_object_bytes:
             why = f"refused: {info.size} bytes, limits.max_dump_bytes allows {self._max_object_bytes}"

@@ -7,33 +7,21 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fr_exporter.errors import StoreError
 from fr_exporter.fleet.layout import parse_attempt, parse_name
+from fr_exporter.fleet.listing import RecordStore
 from fr_exporter.fleet.pool import Pool
 
 if TYPE_CHECKING:
-    from fr_exporter.fleet.objectstore import ObjectInfo
+    pass
 
 # How many requests are made in one part.
 REQUESTS = 64
 _INTERVAL_S = 3600.0
 
 log = logging.getLogger(__name__)
-
-
-class PrunedStore(Protocol):
-    """What is asked of a store. All methods raise StoreError."""
-
-    def folders(self, path: str) -> list[str]:
-        """Return the names of the folders in a folder."""
-
-    def objects(self, path: str) -> list[ObjectInfo]:
-        """Return the objects in a folder."""
-
-    def remove(self, path: str) -> None:
-        """Remove an object."""
 
 
 class Retention:
@@ -51,7 +39,7 @@ class Retention:
         self._requests: deque[Callable[[], Iterable[Any]]] = deque()
         self._failed = False
 
-    def step(self, store: PrunedStore, pool: Pool, *, now: float, wall_ns: int) -> None:
+    def step(self, store: RecordStore, pool: Pool, *, now: float, wall_ns: int) -> None:
         """Do a part of what is due; `now` is a monotonic clock in seconds. Raises StoreError where the store hangs."""
         if not self._requests and now >= self._due:
             self._due = now + _INTERVAL_S
@@ -74,21 +62,21 @@ class Retention:
         self._failed = True
 
 
-def _jobs(store: PrunedStore, oldest_ns: int) -> Iterable[Any]:
+def _jobs(store: RecordStore, oldest_ns: int) -> Iterable[Any]:
     jobs = store.folders("")
     return [partial(_attempts, store, oldest_ns, job) for job in jobs if parse_name(job) is not None]
 
 
-def _attempts(store: PrunedStore, oldest_ns: int, job: str) -> Iterable[Any]:
+def _attempts(store: RecordStore, oldest_ns: int, job: str) -> Iterable[Any]:
     attempts = [attempt for attempt in store.folders(job) if parse_attempt(attempt) is not None]
     return [partial(_objects, store, oldest_ns, f"{job}/{attempt}") for attempt in attempts]
 
 
-def _objects(store: PrunedStore, oldest_ns: int, folder: str) -> Iterable[Any]:
+def _objects(store: RecordStore, oldest_ns: int, folder: str) -> Iterable[Any]:
     old = [info.name for info in store.objects(folder) if info.mtime_ns < oldest_ns]
     return [partial(_remove, store, f"{folder}/{name}") for name in old if parse_name(name) is not None]
 
 
-def _remove(store: PrunedStore, path: str) -> Iterable[Any]:
+def _remove(store: RecordStore, path: str) -> Iterable[Any]:
     store.remove(path)
     return ()

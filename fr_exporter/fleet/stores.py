@@ -7,13 +7,14 @@ from functools import partial
 
 from fr_exporter.config import Config, Target
 from fr_exporter.errors import StoreError, UsageError
+from fr_exporter.fleet.listing import RecordStore
 from fr_exporter.fleet.objects import Objects, RecordObserver
-from fr_exporter.fleet.poller import Act, PolledStore, Poller
+from fr_exporter.fleet.poller import Act, Poller
 from fr_exporter.pipeline import Pipeline
 from fr_exporter.text import shown_url
 
 
-def open_store(url: str) -> PolledStore:
+def open_store(url: str) -> RecordStore:
     """Open the store at a URL. Raises StoreError."""
     # The drivers of stores would take a third of the start.
     from fr_exporter.fleet.objectstore import ObjectStore  # noqa: PLC0415
@@ -35,7 +36,7 @@ class Stores:
         *,
         call: Callable[[Act], None],
         changed: Act,
-        open_store: Callable[[str], PolledStore],
+        open_store: Callable[[str], RecordStore],
         telemetry: RecordObserver,
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
